@@ -1,0 +1,2 @@
+//! The `blockwire` binary.
+fn main() {}
