@@ -1,0 +1,382 @@
+//! The pool and the typestate of its blocks.
+//!
+//! Invariants, named by the SAFETY comments of this crate:
+//! - P1: a block id has at most one [`ReservedBlock`], and then no [`SealedBlock`].
+//! - P2: a [`SealedBlock`]'s bytes are written by nobody until its last clone is dropped.
+//! - P3: every block is in exactly one of the states that [`Accounting`] counts.
+
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::layout::{KvPlane, Layout, Planes};
+use super::region::{Backing, Region};
+use super::reserve::Waiters;
+use super::spec::{KvSpec, Part};
+
+/// Most bytes that a pool may ask for; more is a mistake, not a machine.
+const POOL_BYTES_MAX: u128 = 1 << 46;
+
+/// Why a pool could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// The geometry is empty, or too large to address.
+    #[error("a pool of {blocks} blocks of [{spec}] is not possible: {reason}")]
+    Shape {
+        /// Geometry asked for.
+        spec: Box<KvSpec>,
+        /// Blocks asked for.
+        blocks: usize,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The operating system refused the memory.
+    #[error("no memory for a pool of {needed} bytes ({backing:?} pages): {source}")]
+    Memory {
+        /// Bytes asked for.
+        needed: usize,
+        /// Kind of pages asked for.
+        backing: Backing,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// What a pool is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// Geometry of a block.
+    pub spec: KvSpec,
+    /// Order of the dimensions.
+    pub layout: Layout,
+    /// Blocks: a hard size.
+    pub blocks: usize,
+    /// Kind of pages.
+    pub backing: Backing,
+}
+
+impl PoolOptions {
+    /// Block-major, private pages.
+    pub fn new(spec: KvSpec, blocks: usize) -> Self {
+        Self { spec, layout: Layout::default(), blocks, backing: Backing::default() }
+    }
+}
+
+/// How many blocks are in which state; the sum of all but `total` is `total`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Accounting {
+    /// Blocks of the pool.
+    pub total: usize,
+    /// Ready to be reserved.
+    pub free: usize,
+    /// Exclusively owned and writable.
+    pub reserved: usize,
+    /// Exclusively owned, lent to an operation that writes into them.
+    pub loaned: usize,
+    /// Abandoned by their owner while an operation may still write into them.
+    pub quarantined: usize,
+    /// Shared and read-only.
+    pub sealed: usize,
+}
+
+/// State of one block (P3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BlockState {
+    Free,
+    Reserved,
+    Loaned,
+    Quarantined,
+    Sealed,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) free: Vec<u32>,
+    pub(super) waiters: Waiters,
+    states: Vec<BlockState>,
+    counts: Accounting,
+}
+
+impl State {
+    fn count(&mut self, state: BlockState) -> &mut usize {
+        match state {
+            BlockState::Free => &mut self.counts.free,
+            BlockState::Reserved => &mut self.counts.reserved,
+            BlockState::Loaned => &mut self.counts.loaned,
+            BlockState::Quarantined => &mut self.counts.quarantined,
+            BlockState::Sealed => &mut self.counts.sealed,
+        }
+    }
+
+    pub(super) fn set(&mut self, id: u32, to: BlockState) {
+        let from = std::mem::replace(&mut self.states[id as usize], to);
+        *self.count(from) -= 1;
+        *self.count(to) += 1;
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: PoolOptions,
+    planes: Planes,
+    region: Arc<Region>,
+    state: Mutex<State>,
+}
+
+/// A fixed number of equal blocks in one [`Region`]. Cloning gives another handle to the same pool.
+#[derive(Clone)]
+pub struct BlockPool(Arc<Inner>);
+
+impl BlockPool {
+    /// Maps the memory of `options.blocks` blocks.
+    ///
+    /// # Errors
+    /// [`PoolError`] for an impossible shape, or when the system refuses the memory.
+    pub fn new(options: PoolOptions) -> Result<Self, PoolError> {
+        check_shape(&options)?;
+        let planes = Planes::new(&options.spec, options.layout, options.blocks);
+        let region = Region::new(planes.region_len, options.backing).map_err(|source| {
+            PoolError::Memory { needed: planes.region_len, backing: options.backing, source }
+        })?;
+        let total = options.blocks;
+        let state = State {
+            // Popped from the end, so that low ids go first.
+            free: (0..total as u32).rev().collect(),
+            waiters: Waiters::default(),
+            states: vec![BlockState::Free; total],
+            counts: Accounting { total, free: total, ..Accounting::default() },
+        };
+        let (region, state) = (Arc::new(region), Mutex::new(state));
+        Ok(Self(Arc::new(Inner { options, planes, region, state })))
+    }
+
+    /// Geometry of a block.
+    pub fn spec(&self) -> &KvSpec {
+        &self.0.options.spec
+    }
+
+    /// Order of the dimensions.
+    pub fn layout(&self) -> Layout {
+        self.0.options.layout
+    }
+
+    /// What the pool was made of.
+    pub fn options(&self) -> &PoolOptions {
+        &self.0.options
+    }
+
+    /// The memory.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.0.region
+    }
+
+    /// First byte of the memory, with the provenance of the whole mapping.
+    pub fn base(&self) -> NonNull<u8> {
+        self.0.region.base()
+    }
+
+    /// How to reach the tokens of a (layer, part); none where the spec has no such segment.
+    pub fn plane(&self, layer: usize, part: Part) -> Option<KvPlane> {
+        self.0.planes.plane(layer, part)
+    }
+
+    /// The exact state of all blocks, now.
+    pub fn accounting(&self) -> Accounting {
+        self.state().counts
+    }
+
+    /// Whether both handles name one pool.
+    pub fn same_pool(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(super) fn planes(&self) -> &Planes {
+        &self.0.planes
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        // The state is consistent between statements, so a panic elsewhere does not spoil it.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes `count` free blocks out of a locked state.
+    pub(super) fn take(&self, state: &mut State, count: usize) -> Vec<ReservedBlock> {
+        let start = state.free.len() - count;
+        let ids = state.free.split_off(start);
+        ids.into_iter()
+            .rev()
+            .map(|id| {
+                state.set(id, BlockState::Reserved);
+                ReservedBlock { pool: self.clone(), id }
+            })
+            .collect()
+    }
+
+    fn free_block(&self, id: u32) {
+        let mut state = self.state();
+        state.set(id, BlockState::Free);
+        state.free.push(id);
+        self.serve_waiters(state);
+    }
+}
+
+impl fmt::Debug for BlockPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockPool")
+            .field("spec", &format_args!("{}", self.spec()))
+            .field("layout", &self.layout())
+            .field("accounting", &self.accounting())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Exclusive ownership of a block: writable. Dropping it frees the block.
+pub struct ReservedBlock {
+    pool: BlockPool,
+    id: u32,
+}
+
+impl ReservedBlock {
+    /// Index of the block in its pool.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// The pool that the block belongs to.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Gives up writing, for ever: the block can now be shared.
+    pub fn seal(self) -> SealedBlock {
+        self.set_state(BlockState::Sealed);
+        SealedBlock(Arc::new(self))
+    }
+
+    pub(super) fn set_state(&self, to: BlockState) {
+        self.pool.state().set(self.id, to);
+    }
+}
+
+impl Drop for ReservedBlock {
+    fn drop(&mut self) {
+        self.pool.free_block(self.id);
+    }
+}
+
+impl fmt::Debug for ReservedBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReservedBlock({})", self.id)
+    }
+}
+
+/// Shared, read-only ownership of a block. The last clone's drop frees the block.
+#[derive(Clone)]
+pub struct SealedBlock(Arc<ReservedBlock>);
+
+impl SealedBlock {
+    /// Index of the block in its pool.
+    pub fn id(&self) -> u32 {
+        self.0.id
+    }
+
+    /// The pool that the block belongs to.
+    pub fn pool(&self) -> &BlockPool {
+        &self.0.pool
+    }
+}
+
+impl fmt::Debug for SealedBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SealedBlock({})", self.id())
+    }
+}
+
+fn check_shape(options: &PoolOptions) -> Result<(), PoolError> {
+    let PoolOptions { spec, blocks, .. } = options;
+    let refuse =
+        |reason| Err(PoolError::Shape { spec: Box::new(spec.clone()), blocks: *blocks, reason });
+    let per_token: u128 = spec
+        .layers
+        .iter()
+        .flat_map(|layer| &layer.segments)
+        .map(|s| u128::from(s.heads) * u128::from(s.head_dim) * s.dtype.size() as u128)
+        .sum();
+    // Alignment adds at most a page a layer and a cache line a block.
+    let bytes = (per_token * u128::from(spec.block_tokens) + 64) * *blocks as u128
+        + spec.layers.len() as u128 * super::REGION_ALIGN as u128;
+    if spec.block_tokens == 0 || *blocks == 0 || per_token == 0 {
+        return refuse("it holds nothing");
+    }
+    if *blocks > u32::MAX as usize {
+        return refuse("block ids have 32 bits");
+    }
+    if bytes > POOL_BYTES_MAX {
+        return refuse("it would take more than 64 TiB");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Dtype;
+    use super::*;
+
+    fn pool(blocks: usize) -> BlockPool {
+        BlockPool::new(PoolOptions::new(KvSpec::uniform(4, 2, 1, 8, Dtype::F16), blocks)).unwrap()
+    }
+
+    #[test]
+    fn the_last_clone_of_a_sealed_block_frees_it() {
+        let pool = pool(2);
+        let block = pool.try_reserve(1).unwrap().pop().unwrap();
+        assert_eq!(pool.accounting().reserved, 1);
+        let sealed = block.seal();
+        let clone = sealed.clone();
+        drop(sealed);
+        assert_eq!((pool.accounting().sealed, pool.accounting().free), (1, 1));
+        drop(clone);
+        assert_eq!(pool.accounting(), Accounting { total: 2, free: 2, ..Default::default() });
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused_before_any_memory_is_asked_for() {
+        let shape = |tokens, heads, blocks| {
+            let spec = KvSpec::uniform(tokens, 2, heads, 64, Dtype::F16);
+            BlockPool::new(PoolOptions::new(spec, blocks))
+        };
+        for (tokens, heads, blocks) in
+            [(0, 1, 1), (16, 0, 1), (16, 1, 0), (u32::MAX, u32::MAX, 1 << 30), (16, 1, 1 << 40)]
+        {
+            let refused = shape(tokens, heads, blocks).unwrap_err();
+            assert!(matches!(refused, PoolError::Shape { .. }), "{refused}");
+        }
+    }
+
+    #[test]
+    fn both_layouts_place_every_byte_once() {
+        for layout in [Layout::BlockMajor, Layout::LayerMajor] {
+            let spec = KvSpec::uniform(5, 3, 2, 8, Dtype::F32);
+            let options = PoolOptions { layout, ..PoolOptions::new(spec.clone(), 4) };
+            let pool = BlockPool::new(options).unwrap();
+            let mut seen = vec![false; pool.region().len()];
+            for layer in 0..3 {
+                for part in [Part::Key, Part::Value] {
+                    let plane = pool.plane(layer, part).unwrap();
+                    for (block, token) in (0..4).flat_map(|b| (0..5).map(move |t| (b, t))) {
+                        let at =
+                            plane.offset + block * plane.block_stride + token * plane.token_stride;
+                        for byte in &mut seen[at..at + plane.token_stride] {
+                            assert!(!std::mem::replace(byte, true), "{layout:?} overlaps");
+                        }
+                    }
+                }
+            }
+            let placed = seen.iter().filter(|seen| **seen).count();
+            assert_eq!(placed, 4 * spec.block_bytes());
+            assert!(pool.plane(3, Part::Key).is_none());
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! What an operation holds on to while it moves bytes: a list of extents and the blocks they lie in.
+//!
+//! Invariants, named by the SAFETY comments below:
+//! - L1: every extent of a list lies inside blocks that the list holds, and inside tokens that its
+//!   range names.
+//! - L2: the extents of a [`ScatterList`] are pairwise disjoint (a payload names every token once).
+//!
+//! A list is a loan: its blocks cannot be freed or reused before it is dropped, whoever else gave
+//! up on them. That is what makes an abandoned operation safe.
+
+use std::fmt;
+use std::ops::Range;
+
+use super::block::{BlockPool, BlockState, ReservedBlock, SealedBlock};
+use super::payload::PayloadOrder;
+
+/// A run of bytes in a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte, from the region's base.
+    pub offset: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// Tokens `start..end` of a sequence.
+pub type TokenRange = Range<usize>;
+
+/// Why a list could not be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListError {
+    /// The range is empty, or does not start on a block of the wire and of the pool.
+    #[error("tokens {start}..{end} do not start on a whole block (wire {wire}, pool {own} tokens)")]
+    Misaligned {
+        /// First token.
+        start: usize,
+        /// One past the last token.
+        end: usize,
+        /// Tokens per wire block.
+        wire: usize,
+        /// Tokens per block of the pool.
+        own: usize,
+    },
+    /// Too few or too many blocks for the tokens.
+    #[error("{blocks} blocks given for {tokens} tokens of {own}-token blocks")]
+    BlockCount {
+        /// Blocks given.
+        blocks: usize,
+        /// Tokens that they should hold.
+        tokens: usize,
+        /// Tokens per block of the pool.
+        own: usize,
+    },
+    /// A block of another pool.
+    #[error("block {id} belongs to another pool")]
+    ForeignBlock {
+        /// Its id.
+        id: u32,
+    },
+}
+
+/// A position in a list's bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    extent: usize,
+    within: usize,
+    position: u64,
+}
+
+impl Cursor {
+    /// Bytes before the cursor.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Moves forward by `bytes`, at most to the end.
+    pub fn advance(&mut self, extents: &[Extent], mut bytes: usize) {
+        while let Some(extent) = extents.get(self.extent) {
+            let step = bytes.min(extent.len - self.within);
+            self.within += step;
+            self.position += step as u64;
+            bytes -= step;
+            if self.within < extent.len {
+                break;
+            }
+            self.extent += 1;
+            self.within = 0;
+        }
+    }
+
+    /// The extents from here on, cut to `bytes_max` bytes in all.
+    pub fn window(&self, extents: &[Extent], bytes_max: usize) -> impl Iterator<Item = Extent> {
+        let rest = extents.get(self.extent..).unwrap_or_default();
+        let mut left = bytes_max;
+        let mut skip = self.within;
+        rest.iter().map_while(move |extent| {
+            let len = left.min(extent.len - skip);
+            let cut = Extent { offset: extent.offset + skip, len };
+            (skip, left) = (0, left - len);
+            (len > 0).then_some(cut)
+        })
+    }
+}
+
+/// Sealed blocks to read a payload from.
+#[derive(Clone)]
+pub struct GatherList {
+    pool: BlockPool,
+    extents: Vec<Extent>,
+    len: u64,
+    _holds: Vec<SealedBlock>,
+}
+
+impl GatherList {
+    /// The bytes of `tokens`, in wire order. `blocks[i]` holds the pool's i-th block of tokens,
+    /// counted from token 0 of the sequence.
+    ///
+    /// # Errors
+    /// [`ListError`] when blocks and tokens do not fit together.
+    pub fn new(
+        pool: &BlockPool,
+        blocks: &[SealedBlock],
+        order: PayloadOrder,
+        tokens: &[TokenRange],
+    ) -> Result<Self, ListError> {
+        let own = pool.spec().block_tokens as usize;
+        let wire = order.block_tokens as usize;
+        if let Some(foreign) = blocks.iter().find(|block| !block.pool().same_pool(pool)) {
+            return Err(ListError::ForeignBlock { id: foreign.id() });
+        }
+        let table: Vec<u32> = blocks.iter().map(SealedBlock::id).collect();
+        let (mut extents, mut holds, mut total) = (Vec::new(), Vec::new(), 0);
+        for range in tokens {
+            let (start, end) = (range.start, range.end);
+            if start >= end || wire == 0 || start % wire != 0 {
+                return Err(ListError::Misaligned { start, end, wire, own });
+            }
+            if end > blocks.len() * own {
+                return Err(ListError::BlockCount { blocks: blocks.len(), tokens: end, own });
+            }
+            order.extents(pool, &table, 0, range.clone(), &mut extents);
+            holds.extend_from_slice(&blocks[start / own..end.div_ceil(own)]);
+            total += end - start;
+        }
+        let len = order.payload_len(pool.spec(), total);
+        Ok(Self { pool: pool.clone(), extents, len, _holds: holds })
+    }
+
+    /// Bytes of payload.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is nothing to move.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the bytes lie, in wire order.
+    pub fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    /// The pool that the bytes lie in.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// The bytes from `cursor` on, at most `bytes_max` of them.
+    pub fn slices(&self, cursor: &Cursor, bytes_max: usize) -> impl Iterator<Item = &[u8]> {
+        cursor.window(&self.extents, bytes_max).map(|extent| {
+            // SAFETY: the extent lies in sealed blocks that `self` holds (L1); nobody writes to a
+            // sealed block (P2).
+            unsafe { self.pool.region().bytes(extent) }
+        })
+    }
+}
+
+impl fmt::Debug for GatherList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GatherList({} bytes in {} extents)", self.len, self.extents.len())
+    }
+}
+
+/// Reserved blocks to write a payload into.
+pub struct ScatterList {
+    pool: BlockPool,
+    extents: Vec<Extent>,
+    len: u64,
+    holds: Vec<ReservedBlock>,
+}
+
+impl ScatterList {
+    /// Room for the bytes of `tokens`, in wire order. `blocks[i]` takes the pool's i-th block of
+    /// tokens, counted from `tokens.start`. The blocks count as loaned until they come back.
+    ///
+    /// # Errors
+    /// [`ListError`] and the blocks when blocks and tokens do not fit together.
+    pub fn new(
+        pool: &BlockPool,
+        blocks: Vec<ReservedBlock>,
+        order: PayloadOrder,
+        tokens: TokenRange,
+    ) -> Result<Self, (ListError, Vec<ReservedBlock>)> {
+        let own = pool.spec().block_tokens as usize;
+        let (start, end, wire) = (tokens.start, tokens.end, order.block_tokens as usize);
+        if start >= end || wire == 0 || start % wire != 0 || start % own != 0 {
+            return Err((ListError::Misaligned { start, end, wire, own }, blocks));
+        }
+        if blocks.len() != (end - start).div_ceil(own) {
+            let (count, tokens) = (blocks.len(), end - start);
+            return Err((ListError::BlockCount { blocks: count, tokens, own }, blocks));
+        }
+        if let Some(foreign) = blocks.iter().find(|block| !block.pool().same_pool(pool)) {
+            return Err((ListError::ForeignBlock { id: foreign.id() }, blocks));
+        }
+        let table: Vec<u32> = blocks.iter().map(ReservedBlock::id).collect();
+        let mut extents = Vec::new();
+        order.extents(pool, &table, start, tokens, &mut extents);
+        blocks.iter().for_each(|block| block.set_state(BlockState::Loaned));
+        let len = order.payload_len(pool.spec(), end - start);
+        Ok(Self { pool: pool.clone(), extents, len, holds: blocks })
+    }
+
+    /// Bytes of payload.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is nothing to move.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the bytes go, in wire order.
+    pub fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    /// The pool that the bytes go to.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// The room from `cursor` on, at most `bytes_max` bytes of it.
+    pub fn slices(&mut self, cursor: &Cursor, bytes_max: usize) -> impl Iterator<Item = &mut [u8]> {
+        let region = self.pool.region();
+        cursor.window(&self.extents, bytes_max).map(move |extent| {
+            // SAFETY: the extent lies in reserved blocks that `self` holds (L1), which nobody else
+            // reads or writes (P1); `self` is borrowed exclusively, and no two extents overlap (L2).
+            unsafe { region.bytes_mut(extent) }
+        })
+    }
+
+    /// Counts the blocks as quarantined: their owner gave up while a link may still write to them.
+    pub fn quarantine(&self) {
+        self.holds.iter().for_each(|block| block.set_state(BlockState::Quarantined));
+    }
+
+    /// Ends the loan.
+    pub fn into_blocks(self) -> Vec<ReservedBlock> {
+        self.holds.iter().for_each(|block| block.set_state(BlockState::Reserved));
+        self.holds
+    }
+}
+
+impl fmt::Debug for ScatterList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ScatterList({} bytes in {} extents)", self.len, self.extents.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Dtype, KvSpec, Layout, PoolOptions};
+    use super::*;
+
+    fn pool(layout: Layout, block_tokens: u32, blocks: usize) -> BlockPool {
+        let spec = KvSpec::uniform(block_tokens, 3, 2, 4, Dtype::F16);
+        BlockPool::new(PoolOptions { layout, ..PoolOptions::new(spec, blocks) }).unwrap()
+    }
+
+    /// Fills a scatter list with 0, 1, 2, ... and seals its blocks.
+    fn write_counting(
+        pool: &BlockPool,
+        order: PayloadOrder,
+        tokens: usize,
+    ) -> (Vec<SealedBlock>, Vec<u8>) {
+        let blocks = pool.try_reserve(pool.spec().blocks_for(tokens)).unwrap();
+        let mut list = ScatterList::new(pool, blocks, order, 0..tokens).unwrap();
+        let bytes: Vec<u8> = (0..list.len()).map(|i| (i * 7 % 251) as u8).collect();
+        let mut rest = &bytes[..];
+        for slice in list.slices(&Cursor::default(), usize::MAX) {
+            let (now, later) = rest.split_at(slice.len());
+            slice.copy_from_slice(now);
+            rest = later;
+        }
+        assert!(rest.is_empty());
+        (list.into_blocks().into_iter().map(ReservedBlock::seal).collect(), bytes)
+    }
+
+    #[test]
+    fn wire_order_is_the_same_in_every_layout_and_block_length() {
+        let order = PayloadOrder { block_tokens: 4 };
+        for (layout, own) in [
+            (Layout::BlockMajor, 4),
+            (Layout::LayerMajor, 4),
+            (Layout::BlockMajor, 3),
+            (Layout::LayerMajor, 8),
+        ] {
+            let pool = pool(layout, own, 16);
+            let (blocks, bytes) = write_counting(&pool, order, 19);
+            let list = GatherList::new(&pool, &blocks, order, &[0..19]).unwrap();
+            let mut cursor = Cursor::default();
+            let mut read = Vec::new();
+            while cursor.position() < list.len() {
+                let before = read.len();
+                list.slices(&cursor, 37).for_each(|slice| read.extend_from_slice(slice));
+                assert!(read.len() - before <= 37);
+                cursor.advance(list.extents(), read.len() - before);
+            }
+            assert_eq!(read, bytes, "{layout:?} {own}");
+        }
+    }
+
+    #[test]
+    fn whole_blocks_of_a_block_major_pool_are_one_extent_each() {
+        let pool = pool(Layout::BlockMajor, 4, 8);
+        let order = PayloadOrder { block_tokens: 4 };
+        let (blocks, _) = write_counting(&pool, order, 16);
+        let mut scattered = blocks.clone();
+        scattered.reverse();
+        let list = GatherList::new(&pool, &scattered, order, &[0..16]).unwrap();
+        assert_eq!(list.extents().len(), 4);
+        assert_eq!(GatherList::new(&pool, &blocks, order, &[0..16]).unwrap().extents().len(), 1);
+    }
+
+    #[test]
+    fn lists_that_do_not_fit_are_refused_and_give_the_blocks_back() {
+        let order = PayloadOrder { block_tokens: 4 };
+        let (pool, other) = (pool(Layout::BlockMajor, 4, 4), pool(Layout::BlockMajor, 4, 4));
+        let refused = |blocks, tokens| ScatterList::new(&pool, blocks, order, tokens).unwrap_err();
+        assert!(matches!(refused(vec![], 0..0).0, ListError::Misaligned { .. }));
+        assert!(matches!(
+            refused(pool.try_reserve(1).unwrap(), 2..4).0,
+            ListError::Misaligned { .. }
+        ));
+        assert!(matches!(
+            refused(pool.try_reserve(1).unwrap(), 0..5).0,
+            ListError::BlockCount { .. }
+        ));
+        let (error, blocks) = refused(other.try_reserve(1).unwrap(), 0..4);
+        assert!(matches!(error, ListError::ForeignBlock { .. }));
+        assert_eq!(blocks.len(), 1);
+        assert_eq!(pool.accounting().free, 4);
+    }
+
+    #[test]
+    fn loans_and_quarantine_are_counted() {
+        let pool = pool(Layout::BlockMajor, 4, 4);
+        let order = PayloadOrder { block_tokens: 4 };
+        let blocks = pool.try_reserve(2).unwrap();
+        let list = ScatterList::new(&pool, blocks, order, 0..8).unwrap();
+        assert_eq!(pool.accounting().loaned, 2);
+        list.quarantine();
+        assert_eq!((pool.accounting().loaned, pool.accounting().quarantined), (0, 2));
+        drop(list);
+        assert_eq!(pool.accounting().free, 4);
+    }
+}

@@ -1,0 +1,37 @@
+//! Paged KV memory: where every block's bytes live, and who may touch them.
+//!
+//! Read in this order: [`spec`](KvSpec) (the shape), [`layout`](Layout) (where bytes lie),
+//! [`region`](Region) (the pages), [`block`](BlockPool) (the typestate and the accounting),
+//! [`sequence`](KvSequence) (the blocks of one sequence), [`list`](GatherList) (what an operation
+//! holds on to while it moves bytes), [`copy`](TransferStats) (the one place that copies payload).
+//!
+//! ```text
+//! reserve ──> ReservedBlock ──seal──> SealedBlock ──last drop──> free
+//!             exclusive,              shared, cloneable,
+//!             writable                read-only
+//!                 │                        │
+//!             ScatterList              GatherList       loans: held by an operation until its link
+//!                 └── abandoned: quarantined until the link is done with the memory ──> free
+//! ```
+//! A pool has a hard size. [`BlockPool::reserve`] is first come, first served, all or nothing: this
+//! is where backpressure lives.
+
+mod block;
+mod copy;
+mod layout;
+mod list;
+mod payload;
+mod region;
+mod reserve;
+mod sequence;
+mod spec;
+
+pub use block::{Accounting, BlockPool, PoolError, PoolOptions, ReservedBlock, SealedBlock};
+pub use copy::{Digest, TransferStats, copy_payload, copy_payload_from_peer};
+pub use layout::{KvPlane, Layout};
+pub use list::{Cursor, Extent, GatherList, ListError, ScatterList, TokenRange};
+pub use payload::PayloadOrder;
+pub use region::{Backing, REGION_ALIGN, Region};
+pub use reserve::{Reserve, ReserveError};
+pub use sequence::{KvSequence, SequenceError};
+pub use spec::{Dtype, KvSpec, LayerSpec, Part, SegmentSpec};

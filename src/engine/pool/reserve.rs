@@ -1,0 +1,224 @@
+//! Taking blocks: first come, first served, all or nothing, cancel-safe.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::MutexGuard;
+use std::task::{Context, Poll};
+
+use tokio::sync::oneshot;
+
+use super::block::{BlockPool, ReservedBlock, State};
+
+/// Why blocks could not be reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// The pool could never give so many.
+    #[error("{asked} blocks asked of a pool of {total}")]
+    TooMany {
+        /// Blocks asked for.
+        asked: usize,
+        /// Blocks of the whole pool.
+        total: usize,
+    },
+    /// Not now: too few are free, or others wait already.
+    #[error("{asked} blocks asked, {free} free, {waiting} requests waiting before it")]
+    Busy {
+        /// Blocks asked for.
+        asked: usize,
+        /// Blocks free.
+        free: usize,
+        /// Requests that wait already.
+        waiting: usize,
+    },
+}
+
+/// Requests that wait for blocks, in order.
+pub(super) type Waiters = VecDeque<Waiter>;
+
+/// One of them. The granted blocks travel in the channel, so that a dropped future frees them.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    count: usize,
+    grant: oneshot::Sender<Vec<ReservedBlock>>,
+}
+
+impl BlockPool {
+    /// Reserves `count` blocks now, or none.
+    ///
+    /// # Errors
+    /// [`ReserveError::Busy`] when they are not free, or when an earlier [`reserve`](Self::reserve)
+    /// still waits: nobody overtakes.
+    pub fn try_reserve(&self, count: usize) -> Result<Vec<ReservedBlock>, ReserveError> {
+        self.check_count(count)?;
+        let mut state = self.state();
+        let (free, waiting) = (state.free.len(), state.waiters.len());
+        if count > free || waiting > 0 {
+            return Err(ReserveError::Busy { asked: count, free, waiting });
+        }
+        Ok(self.take(&mut state, count))
+    }
+
+    /// Reserves `count` blocks, all of them or none, after every earlier request.
+    ///
+    /// # Errors
+    /// [`ReserveError::TooMany`] at once when the pool is smaller than `count`.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives up the place in the queue; blocks granted meanwhile are freed.
+    pub fn reserve(&self, count: usize) -> Reserve {
+        if let Err(error) = self.check_count(count) {
+            return Reserve { pool: self.clone(), state: ReserveState::Failed(error) };
+        }
+        let (grant, granted) = oneshot::channel();
+        let mut state = self.state();
+        state.waiters.push_back(Waiter { count, grant });
+        self.serve_waiters(state);
+        Reserve { pool: self.clone(), state: ReserveState::Waiting(granted) }
+    }
+
+    fn check_count(&self, asked: usize) -> Result<(), ReserveError> {
+        let total = self.options().blocks;
+        if asked > total { Err(ReserveError::TooMany { asked, total }) } else { Ok(()) }
+    }
+
+    /// Grants from the front of the queue while blocks suffice.
+    ///
+    /// Consumes the lock: a grant that nobody awaits any more drops its blocks, which locks again.
+    pub(super) fn serve_waiters(&self, mut state: MutexGuard<'_, State>) {
+        let mut grants = Vec::new();
+        while let Some(front) = state.waiters.front() {
+            if !front.grant.is_closed() && front.count > state.free.len() {
+                break;
+            }
+            let Some(waiter) = state.waiters.pop_front() else { break };
+            if !waiter.grant.is_closed() {
+                grants.push((waiter.grant, self.take(&mut state, waiter.count)));
+            }
+        }
+        drop(state);
+        for (grant, blocks) in grants {
+            // A refused grant frees its blocks here, which serves the next in line.
+            let _ = grant.send(blocks);
+        }
+    }
+}
+
+/// Future of [`BlockPool::reserve`].
+#[derive(Debug)]
+pub struct Reserve {
+    pool: BlockPool,
+    state: ReserveState,
+}
+
+#[derive(Debug)]
+enum ReserveState {
+    Waiting(oneshot::Receiver<Vec<ReservedBlock>>),
+    Failed(ReserveError),
+    Done,
+}
+
+impl Future for Reserve {
+    type Output = Result<Vec<ReservedBlock>, ReserveError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let output = match &mut self.state {
+            ReserveState::Waiting(granted) => match Pin::new(granted).poll(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(granted) => Ok(granted.expect("a waiter leaves the queue by a grant")),
+            },
+            ReserveState::Failed(error) => Err(*error),
+            ReserveState::Done => panic!("Reserve polled after completion"),
+        };
+        self.state = ReserveState::Done;
+        Poll::Ready(output)
+    }
+}
+
+impl Drop for Reserve {
+    fn drop(&mut self) {
+        if let ReserveState::Waiting(granted) = &mut self.state {
+            // Blocks granted but never taken are freed; a place in the queue is given up.
+            granted.close();
+            drop(granted.try_recv());
+            self.pool.serve_waiters(self.pool.state());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Dtype, KvSpec, PoolOptions};
+    use super::*;
+
+    fn pool(blocks: usize) -> BlockPool {
+        BlockPool::new(PoolOptions::new(KvSpec::uniform(4, 1, 1, 8, Dtype::F16), blocks)).unwrap()
+    }
+
+    fn poll(reserve: &mut Reserve) -> Poll<Result<Vec<ReservedBlock>, ReserveError>> {
+        Pin::new(reserve).poll(&mut Context::from_waker(std::task::Waker::noop()))
+    }
+
+    #[test]
+    fn nobody_overtakes_and_nothing_is_given_in_part() {
+        let pool = pool(4);
+        let held = pool.try_reserve(3).unwrap();
+        let mut large = pool.reserve(2);
+        assert!(poll(&mut large).is_pending());
+        assert!(matches!(pool.try_reserve(1), Err(ReserveError::Busy { waiting: 1, .. })));
+        let mut small = pool.reserve(1);
+        assert!(poll(&mut small).is_pending());
+        assert_eq!(pool.accounting().free, 1);
+        drop(held);
+        let Poll::Ready(Ok(two)) = poll(&mut large) else { panic!("not granted") };
+        assert_eq!(two.len(), 2);
+        assert!(poll(&mut small).is_ready());
+    }
+
+    #[test]
+    fn a_dropped_request_lets_the_next_one_pass_and_frees_its_grant() {
+        let pool = pool(2);
+        let held = pool.try_reserve(1).unwrap();
+        let large = pool.reserve(2);
+        let mut small = pool.reserve(1);
+        assert!(poll(&mut small).is_pending());
+        drop(large);
+        assert!(poll(&mut small).is_ready());
+        let granted = pool.reserve(1);
+        drop((granted, small, held));
+        assert_eq!(pool.accounting().free, 2);
+    }
+
+    #[test]
+    fn more_than_the_pool_is_refused_at_once() {
+        let mut reserve = pool(2).reserve(3);
+        let expected = ReserveError::TooMany { asked: 3, total: 2 };
+        assert!(matches!(poll(&mut reserve), Poll::Ready(Err(error)) if error == expected));
+    }
+
+    proptest::proptest! {
+        /// Random reserves, seals and drops against a plain counter.
+        #[test]
+        fn accounting_always_adds_up(steps in proptest::collection::vec((0u8..6, 0usize..5), 0..200)) {
+            let pool = pool(8);
+            let (mut reserved, mut sealed, mut waiting) = (vec![], vec![], VecDeque::new());
+            for (action, count) in steps {
+                match action {
+                    0 => reserved.extend(pool.try_reserve(count).unwrap_or_default()),
+                    1 => { let mut r = pool.reserve(count); if let Poll::Ready(Ok(b)) = poll(&mut r) { reserved.extend(b) } else { waiting.push_back(r) } }
+                    2 => if let Some(block) = reserved.pop() { sealed.push(block.seal()) },
+                    3 => { sealed.truncate(sealed.len().saturating_sub(count)) }
+                    4 => { reserved.truncate(reserved.len().saturating_sub(count)) }
+                    _ => { drop(waiting.pop_front()) }
+                }
+                waiting.retain_mut(|r| match poll(r) { Poll::Ready(b) => { reserved.extend(b.unwrap()); false } Poll::Pending => true });
+                let a = pool.accounting();
+                proptest::prop_assert_eq!(a.free + a.reserved + a.loaned + a.quarantined + a.sealed, 8);
+                proptest::prop_assert_eq!((a.reserved, a.sealed), (reserved.len(), sealed.len()));
+            }
+            drop((reserved, sealed, waiting));
+            proptest::prop_assert_eq!(pool.accounting().free, 8);
+        }
+    }
+}

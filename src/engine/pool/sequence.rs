@@ -1,0 +1,206 @@
+//! The blocks of one sequence, in token order.
+
+use super::block::{BlockPool, ReservedBlock, SealedBlock};
+
+/// Why blocks do not fit a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SequenceError {
+    /// A block of another pool.
+    #[error("block {id} belongs to another pool than the sequence")]
+    ForeignBlock {
+        /// Its id.
+        id: u32,
+    },
+    /// The last sealed block is not full, so that nothing can follow it.
+    #[error("{len} tokens end inside a sealed block of {block_tokens} tokens: nothing can follow")]
+    SealedTail {
+        /// Tokens of the sequence.
+        len: usize,
+        /// Tokens per block.
+        block_tokens: usize,
+    },
+    /// More tokens than the blocks hold.
+    #[error("{len} tokens in blocks for {capacity}")]
+    TooLong {
+        /// Tokens asked for.
+        len: usize,
+        /// Tokens that the blocks hold.
+        capacity: usize,
+    },
+}
+
+/// A sequence's cache: sealed blocks first, then exclusively owned ones. Dropping it gives all back.
+#[derive(Debug)]
+pub struct KvSequence {
+    pool: BlockPool,
+    sealed: Vec<SealedBlock>,
+    reserved: Vec<ReservedBlock>,
+    table: Vec<u32>,
+    len: usize,
+}
+
+impl KvSequence {
+    /// A sequence without blocks.
+    pub fn new(pool: &BlockPool) -> Self {
+        let (sealed, reserved, table) = (Vec::new(), Vec::new(), Vec::new());
+        Self { pool: pool.clone(), sealed, reserved, table, len: 0 }
+    }
+
+    /// A sequence of `len` tokens that lie in `sealed`, then in `reserved`.
+    ///
+    /// # Errors
+    /// [`SequenceError`]; the blocks are freed.
+    pub fn from_blocks(
+        pool: &BlockPool,
+        sealed: Vec<SealedBlock>,
+        reserved: Vec<ReservedBlock>,
+        len: usize,
+    ) -> Result<Self, SequenceError> {
+        if let Some(foreign) = sealed.iter().find(|block| !block.pool().same_pool(pool)) {
+            return Err(SequenceError::ForeignBlock { id: foreign.id() });
+        }
+        let table = sealed.iter().map(SealedBlock::id).collect();
+        let mut sequence = Self { sealed, table, ..Self::new(pool) };
+        sequence.len = len.min(sequence.capacity());
+        sequence.push(reserved)?;
+        if len > sequence.capacity() {
+            return Err(SequenceError::TooLong { len, capacity: sequence.capacity() });
+        }
+        sequence.len = len;
+        Ok(sequence)
+    }
+
+    /// Appends room for more tokens.
+    ///
+    /// # Errors
+    /// [`SequenceError`]; the blocks are freed, the sequence stays as it was.
+    pub fn push(&mut self, blocks: Vec<ReservedBlock>) -> Result<(), SequenceError> {
+        if let Some(foreign) = blocks.iter().find(|block| !block.pool().same_pool(&self.pool)) {
+            return Err(SequenceError::ForeignBlock { id: foreign.id() });
+        }
+        if self.len < self.writable_from() && !blocks.is_empty() {
+            let (len, block_tokens) = (self.len, self.block_tokens());
+            return Err(SequenceError::SealedTail { len, block_tokens });
+        }
+        self.table.extend(blocks.iter().map(ReservedBlock::id));
+        self.reserved.extend(blocks);
+        Ok(())
+    }
+
+    /// The pool that holds the blocks.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Block ids in token order: token `t` lies in block `table[t / block_tokens]`.
+    pub fn block_table(&self) -> &[u32] {
+        &self.table
+    }
+
+    /// Tokens written.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no token is written.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Tokens that the blocks hold.
+    pub fn capacity(&self) -> usize {
+        self.table.len() * self.block_tokens()
+    }
+
+    /// First token position that lies in an exclusively owned block.
+    pub fn writable_from(&self) -> usize {
+        self.sealed.len() * self.block_tokens()
+    }
+
+    /// Says that the first `len` tokens are written.
+    ///
+    /// # Panics
+    /// When the blocks do not hold so many, or when written tokens of sealed blocks would be dropped.
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= self.capacity(), "{len} tokens in blocks for {}", self.capacity());
+        assert!(len >= self.len.min(self.writable_from()), "sealed tokens cannot be unwritten");
+        self.len = len;
+    }
+
+    /// Blocks needed beyond those owned for `tokens` tokens in all.
+    pub fn missing_blocks(&self, tokens: usize) -> usize {
+        self.pool.spec().blocks_for(tokens).saturating_sub(self.table.len())
+    }
+
+    /// Seals every full block, so that it can be shared.
+    pub fn seal_full(&mut self) {
+        let full = self.len / self.block_tokens();
+        self.seal_to(full);
+    }
+
+    /// Seals every written block, also a partial last one, and frees the unwritten ones: the sequence
+    /// is finished and only to be read.
+    pub fn finish(&mut self) -> &[SealedBlock] {
+        let used = self.pool.spec().blocks_for(self.len);
+        self.seal_to(used);
+        self.reserved.clear();
+        self.table.truncate(used);
+        &self.sealed
+    }
+
+    /// The sealed blocks, in token order.
+    pub fn sealed(&self) -> &[SealedBlock] {
+        &self.sealed
+    }
+
+    fn seal_to(&mut self, blocks: usize) {
+        let count = blocks.saturating_sub(self.sealed.len());
+        self.sealed.extend(self.reserved.drain(..count).map(ReservedBlock::seal));
+    }
+
+    fn block_tokens(&self) -> usize {
+        self.pool.spec().block_tokens as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Dtype, KvSpec, PoolOptions};
+    use super::*;
+
+    fn pool() -> BlockPool {
+        BlockPool::new(PoolOptions::new(KvSpec::uniform(4, 1, 1, 8, Dtype::F16), 8)).unwrap()
+    }
+
+    #[test]
+    fn blocks_move_from_writable_to_sealed_as_they_fill() {
+        let pool = pool();
+        let mut sequence = KvSequence::new(&pool);
+        assert_eq!(sequence.missing_blocks(9), 3);
+        sequence.push(pool.try_reserve(4).unwrap()).unwrap();
+        sequence.set_len(9);
+        sequence.seal_full();
+        assert_eq!((sequence.writable_from(), sequence.capacity()), (8, 16));
+        assert_eq!(sequence.finish().len(), 3);
+        assert_eq!((pool.accounting().sealed, pool.accounting().free), (3, 5));
+        let refused = sequence.push(pool.try_reserve(1).unwrap()).unwrap_err();
+        assert!(matches!(refused, SequenceError::SealedTail { len: 9, .. }));
+        drop(sequence);
+        assert_eq!(pool.accounting().free, 8);
+    }
+
+    #[test]
+    fn a_landed_sequence_goes_on_in_its_own_tail() {
+        let pool = pool();
+        let full = pool.try_reserve(1).unwrap().pop().unwrap().seal();
+        let tail = pool.try_reserve(1).unwrap();
+        let sequence = KvSequence::from_blocks(&pool, vec![full.clone()], tail, 6).unwrap();
+        assert_eq!((sequence.len(), sequence.writable_from(), sequence.capacity()), (6, 4, 8));
+        let tail = pool.try_reserve(1).unwrap();
+        assert!(KvSequence::from_blocks(&pool, vec![full.clone()], tail, 3).is_err());
+        assert!(KvSequence::from_blocks(&pool, vec![full], vec![], 5).is_err());
+        drop(sequence);
+        assert_eq!(pool.accounting().free, 8);
+    }
+}
