@@ -1,1 +1,6 @@
 //! blockwire-runtime.
+
+pub mod chat;
+pub mod files;
+#[cfg(test)]
+mod testing;

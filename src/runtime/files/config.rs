@@ -1,0 +1,215 @@
+//! The geometry and constants of a model, in one form for every file format.
+
+use std::path::Path;
+
+use super::LoadError;
+
+/// A model family: which operations a layer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Family {
+    /// Llama and what shares its layers (SmolLM2 among them): RMS norm, rotary attention with
+    /// grouped KV heads, gated SiLU.
+    Llama,
+    /// Llama's layer with an RMS norm over each query and key head before the rotation.
+    Qwen3,
+}
+
+/// What the files say about a model. Every number has been checked: none is zero, and none is
+/// large enough to overflow a product of two.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Which operations a layer has.
+    pub family: Family,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Query heads; a multiple of [`kv_heads`](Self::kv_heads).
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Numbers in one head; even. `heads * head_dim` may differ from `hidden`.
+    pub head_dim: usize,
+    /// Width of the feed-forward layer.
+    pub ffn: usize,
+    /// Rows of the embedding and of the head: token ids are below this.
+    pub vocab: usize,
+    /// Added to the mean square in every RMS norm.
+    pub norm_eps: f32,
+    /// Radians per position for each of the `head_dim / 2` rotated pairs, with the checkpoint's
+    /// scaling already applied.
+    pub rope_inverse_frequencies: Vec<f32>,
+    /// How pairs lie in a head: `true`, pair i is elements (2i, 2i + 1), as GGUF stores the llama
+    /// family; `false`, (i, i + head_dim / 2).
+    pub rope_interleaved: bool,
+    /// Whether the head's matrix is the embedding; then there is no `lm_head.weight`.
+    pub tied_head: bool,
+    /// Longest context the model was trained for, in tokens.
+    pub context: usize,
+    /// The token that begins a text.
+    pub bos: Option<u32>,
+    /// Whether the tokenizer puts [`bos`](Self::bos) before a text.
+    pub add_bos: bool,
+    /// Tokens that end a generated text, ascending.
+    pub eos: Vec<u32>,
+}
+
+/// How a checkpoint stretches its rotation to longer contexts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum RopeScaling {
+    /// As trained.
+    None,
+    /// All frequencies divided by this.
+    Linear(f64),
+    /// Llama 3's: low frequencies divided, high ones kept, a ramp between.
+    Llama3 { factor: f64, low: f64, high: f64, original_context: f64 },
+}
+
+impl RopeScaling {
+    /// The frequencies of a head of `head_dim` numbers for the base `theta`.
+    ///
+    /// Computed in f64 and rounded once, so that every machine gets the same f32. The Llama 3
+    /// ramp follows `_compute_llama3_parameters` in transformers' `modeling_rope_utils.py`.
+    pub(super) fn inverse_frequencies(self, theta: f64, head_dim: usize) -> Vec<f32> {
+        let plain = |i: usize| theta.powf(-2.0 * i as f64 / head_dim as f64);
+        (0..head_dim / 2).map(|i| self.apply(plain(i)) as f32).collect()
+    }
+
+    fn apply(self, frequency: f64) -> f64 {
+        match self {
+            Self::None => frequency,
+            Self::Linear(factor) => frequency / factor,
+            Self::Llama3 { factor, low, high, original_context } => {
+                let turns = original_context * frequency / std::f64::consts::TAU;
+                if turns > high {
+                    return frequency;
+                }
+                if turns < low {
+                    return frequency / factor;
+                }
+                let smooth = (turns - low) / (high - low);
+                (1.0 - smooth) * frequency / factor + smooth * frequency
+            }
+        }
+    }
+}
+
+/// A dimension with its name and its largest believable value.
+type Bound = (&'static str, usize, usize);
+
+impl ModelConfig {
+    /// Refuses geometries that no model has, so that later arithmetic cannot overflow.
+    pub(super) fn validate(&self, path: &Path) -> Result<(), LoadError> {
+        let invalid = |key: &str, expected, found: String| LoadError::InvalidSetting {
+            path: path.to_owned(),
+            key: key.to_owned(),
+            expected,
+            found,
+        };
+        let bounds: [Bound; 8] = [
+            ("hidden size", self.hidden, 1 << 20),
+            ("layers", self.layers, 1 << 12),
+            ("attention heads", self.heads, 1 << 12),
+            ("key and value heads", self.kv_heads, 1 << 12),
+            ("head size", self.head_dim, 1 << 12),
+            ("feed-forward size", self.ffn, 1 << 22),
+            ("vocabulary size", self.vocab, 1 << 24),
+            ("context length", self.context, u32::MAX as usize),
+        ];
+        for (key, value, limit) in bounds {
+            if value == 0 || value > limit {
+                return Err(invalid(key, "a number that a model can have", value.to_string()));
+            }
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let found = format!("{} and {}", self.heads, self.kv_heads);
+            return Err(invalid("attention heads", "a multiple of the KV heads", found));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Err(invalid("head size", "an even number", self.head_dim.to_string()));
+        }
+        if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
+            return Err(invalid("norm epsilon", "a number from 0", self.norm_eps.to_string()));
+        }
+        if self.rope_inverse_frequencies.iter().any(|f| !f.is_finite()) {
+            return Err(invalid("rotary base", "finite frequencies", "others".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Canonical names and shapes of the tensors that must exist.
+    pub(super) fn required_tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let mut required = vec![
+            ("model.embed_tokens.weight".to_owned(), vec![self.vocab, self.hidden]),
+            ("model.norm.weight".to_owned(), vec![self.hidden]),
+        ];
+        if !self.tied_head {
+            required.push(("lm_head.weight".to_owned(), vec![self.vocab, self.hidden]));
+        }
+        for layer in 0..self.layers {
+            let named = |(part, shape)| (format!("model.layers.{layer}.{part}.weight"), shape);
+            required.extend(self.layer_tensors().into_iter().map(named));
+        }
+        required
+    }
+
+    /// Canonical names and shapes of the tensors that may exist: the projections' biases.
+    pub(super) fn optional_tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let mut optional = Vec::new();
+        for layer in 0..self.layers {
+            for (part, shape) in self.layer_tensors() {
+                if part.ends_with("_proj") {
+                    optional.push((format!("model.layers.{layer}.{part}.bias"), vec![shape[0]]));
+                }
+            }
+        }
+        optional
+    }
+
+    fn layer_tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+        let (hidden, ffn) = (self.hidden, self.ffn);
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let mut tensors = vec![
+            ("input_layernorm", vec![hidden]),
+            ("post_attention_layernorm", vec![hidden]),
+            ("self_attn.q_proj", vec![q, hidden]),
+            ("self_attn.k_proj", vec![kv, hidden]),
+            ("self_attn.v_proj", vec![kv, hidden]),
+            ("self_attn.o_proj", vec![hidden, q]),
+            ("mlp.gate_proj", vec![ffn, hidden]),
+            ("mlp.up_proj", vec![ffn, hidden]),
+            ("mlp.down_proj", vec![hidden, ffn]),
+        ];
+        if self.family == Family::Qwen3 {
+            tensors.push(("self_attn.q_norm", vec![self.head_dim]));
+            tensors.push(("self_attn.k_norm", vec![self.head_dim]));
+        }
+        tensors
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_and_linear_frequencies() {
+        let plain = RopeScaling::None.inverse_frequencies(10_000.0, 8);
+        assert_eq!(plain, [1.0, 0.1, 0.01, 0.001]);
+        let half = RopeScaling::Linear(2.0).inverse_frequencies(10_000.0, 8);
+        assert_eq!(half, [0.5, 0.05, 0.005, 0.0005]);
+    }
+
+    #[test]
+    fn llama3_keeps_high_divides_low_and_ramps_between() {
+        let scaling =
+            RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original_context: 8192.0 };
+        let plain = RopeScaling::None.inverse_frequencies(500_000.0, 128);
+        let scaled = scaling.inverse_frequencies(500_000.0, 128);
+        assert_eq!(scaled[0], plain[0]);
+        assert_eq!(scaled[63], plain[63] / 8.0);
+        let ramped = (0..64).filter(|&i| scaled[i] < plain[i] && scaled[i] > plain[i] / 8.0);
+        assert!(ramped.count() > 3);
+    }
+}

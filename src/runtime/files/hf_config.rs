@@ -1,0 +1,240 @@
+//! `config.json` and its companions, as transformers writes them (version 5 and older).
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{
+    LoadError,
+    config::{Family, ModelConfig, RopeScaling},
+};
+
+/// The fields that we read; older and newer names side by side.
+#[derive(Debug, Deserialize)]
+pub(super) struct HfConfig {
+    model_type: String,
+    hidden_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    intermediate_size: usize,
+    vocab_size: usize,
+    rms_norm_eps: Option<f64>,
+    max_position_embeddings: Option<usize>,
+    tie_word_embeddings: Option<bool>,
+    hidden_act: Option<String>,
+    use_sliding_window: Option<bool>,
+    partial_rotary_factor: Option<f64>,
+    bos_token_id: Option<Value>,
+    eos_token_id: Option<Value>,
+    /// Since transformers 5; holds `rope_theta`, `rope_type` and the scaling's numbers.
+    rope_parameters: Option<Rope>,
+    /// Before transformers 5, beside `rope_theta`.
+    rope_scaling: Option<Rope>,
+    rope_theta: Option<f64>,
+    #[serde(rename = "_name_or_path")]
+    name: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Rope {
+    rope_theta: Option<f64>,
+    /// `type` before transformers 4.43.
+    #[serde(alias = "type")]
+    rope_type: Option<String>,
+    factor: Option<f64>,
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
+    original_max_position_embeddings: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+}
+
+/// What `generation_config.json` adds.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct GenerationConfig {
+    eos_token_id: Option<Value>,
+}
+
+impl HfConfig {
+    /// The checkpoint's own name, when it has one that is no path.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.name.as_deref().filter(|name| !name.is_empty() && !name.starts_with(['/', '.']))
+    }
+
+    /// The common form. `path` is the file, for errors; `add_bos` comes from the tokenizer.
+    pub(super) fn convert(
+        &self,
+        path: &Path,
+        generation: &GenerationConfig,
+        add_bos: bool,
+    ) -> Result<ModelConfig, LoadError> {
+        let family = self.family(path)?;
+        self.refuse_variations(path)?;
+        let head_dim = match self.head_dim {
+            Some(head_dim) => head_dim,
+            None => self.hidden_size.checked_div(self.num_attention_heads).unwrap_or(0),
+        };
+        let mut config = ModelConfig {
+            family,
+            hidden: self.hidden_size,
+            layers: self.num_hidden_layers,
+            heads: self.num_attention_heads,
+            kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
+            head_dim,
+            ffn: self.intermediate_size,
+            vocab: self.vocab_size,
+            norm_eps: self.rms_norm_eps.unwrap_or(1e-6) as f32,
+            rope_inverse_frequencies: Vec::new(),
+            rope_interleaved: false,
+            tied_head: self.tie_word_embeddings.unwrap_or(false),
+            context: self.max_position_embeddings.unwrap_or(2048),
+            bos: self.bos_token_id.as_ref().and_then(|v| token_ids(v).first().copied()),
+            add_bos,
+            eos: self.ends(generation),
+        };
+        config.validate(path)?;
+        let (theta, scaling) = self.rope(path)?;
+        config.rope_inverse_frequencies = scaling.inverse_frequencies(theta, head_dim);
+        config.validate(path)?;
+        Ok(config)
+    }
+
+    fn family(&self, path: &Path) -> Result<Family, LoadError> {
+        match self.model_type.as_str() {
+            "llama" => Ok(Family::Llama),
+            "qwen3" => Ok(Family::Qwen3),
+            other => Err(LoadError::UnsupportedFamily {
+                path: path.to_owned(),
+                family: other.to_owned(),
+            }),
+        }
+    }
+
+    /// Refuses what would silently compute something else.
+    fn refuse_variations(&self, path: &Path) -> Result<(), LoadError> {
+        let refuse = |feature: &str, found: String, expected| {
+            let (path, feature) = (path.to_owned(), feature.to_owned());
+            Err(LoadError::UnsupportedFeature { path, feature, found, expected })
+        };
+        if let Some(act) = self.hidden_act.as_deref().filter(|act| *act != "silu") {
+            return refuse("hidden_act", act.to_owned(), "silu");
+        }
+        if self.use_sliding_window == Some(true) {
+            return refuse("use_sliding_window", "true".to_owned(), "false");
+        }
+        let nested = self.rope_parameters.as_ref().and_then(|r| r.partial_rotary_factor);
+        if let Some(part) = self.partial_rotary_factor.or(nested).filter(|part| *part != 1.0) {
+            return refuse("partial_rotary_factor", part.to_string(), "1");
+        }
+        Ok(())
+    }
+
+    fn ends(&self, generation: &GenerationConfig) -> Vec<u32> {
+        let named = [&self.eos_token_id, &generation.eos_token_id];
+        let mut ends: Vec<u32> = named.into_iter().flatten().flat_map(token_ids).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        ends
+    }
+
+    /// The rotation's base and its scaling.
+    fn rope(&self, path: &Path) -> Result<(f64, RopeScaling), LoadError> {
+        let rope = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
+        // 10,000 is the default of the rotary embedding paper and of transformers.
+        let theta = rope.and_then(|r| r.rope_theta).or(self.rope_theta).unwrap_or(10_000.0);
+        let Some(rope) = rope else { return Ok((theta, RopeScaling::None)) };
+        let need = |value: Option<f64>, key: &str| {
+            let found = value.filter(|x| x.is_finite() && *x > 0.0);
+            let key = format!("rope_parameters.{key}");
+            found.ok_or_else(|| LoadError::MissingSetting { path: path.to_owned(), key })
+        };
+        let scaling = match rope.rope_type.as_deref().unwrap_or("default") {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear(need(rope.factor, "factor")?),
+            "llama3" => RopeScaling::Llama3 {
+                factor: need(rope.factor, "factor")?,
+                low: need(rope.low_freq_factor, "low_freq_factor")?,
+                high: need(rope.high_freq_factor, "high_freq_factor")?,
+                original_context: need(
+                    rope.original_max_position_embeddings,
+                    "original_max_position_embeddings",
+                )?,
+            },
+            other => {
+                return Err(LoadError::UnsupportedFeature {
+                    path: path.to_owned(),
+                    feature: "rope_type".to_owned(),
+                    found: other.to_owned(),
+                    expected: "default, linear or llama3",
+                });
+            }
+        };
+        Ok((theta, scaling))
+    }
+}
+
+/// One token id or a list of them; anything else is none.
+fn token_ids(value: &Value) -> Vec<u32> {
+    let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+    match value {
+        Value::Array(ids) => ids.iter().filter_map(id).collect(),
+        one => id(one).into_iter().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn convert(extra: &str) -> Result<ModelConfig, LoadError> {
+        let json = format!(
+            r#"{{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+                "num_attention_heads": 8, "intermediate_size": 96, "vocab_size": 100,
+                "eos_token_id": [7, 5] {extra}}}"#
+        );
+        let config: HfConfig = serde_json::from_str(&json).unwrap();
+        config.convert(Path::new("config.json"), &GenerationConfig::default(), false)
+    }
+
+    #[test]
+    fn old_names_are_understood() {
+        let old = convert(
+            r#", "torch_dtype": "bfloat16", "rope_theta": 10000.0,
+               "rope_scaling": {"type": "linear", "factor": 2.0}"#,
+        )
+        .unwrap();
+        assert_eq!(old.rope_inverse_frequencies[0], 0.5);
+        assert_eq!((old.head_dim, old.kv_heads), (8, 8));
+        assert_eq!(old.eos, [5, 7]);
+    }
+
+    #[test]
+    fn new_names_are_understood() {
+        let new = convert(
+            r#", "dtype": "bfloat16", "num_key_value_heads": 2, "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0,
+                "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192}"#,
+        )
+        .unwrap();
+        assert_eq!(new.kv_heads, 2);
+        assert_eq!(new.rope_inverse_frequencies[0], 1.0);
+    }
+
+    #[test]
+    fn variations_are_refused_by_name() {
+        for (extra, word) in [
+            (r#", "hidden_act": "gelu""#, "hidden_act"),
+            (r#", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}"#, "yarn"),
+            (r#", "use_sliding_window": true"#, "sliding"),
+            (r#", "num_key_value_heads": 3"#, "multiple"),
+            (r#", "num_key_value_heads": 0"#, "key and value heads"),
+            (r#", "head_dim": 7"#, "even"),
+        ] {
+            let error = convert(extra).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}
