@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::layout::{KvPlane, Layout, Planes};
+use super::list::Extent;
 use super::region::{Backing, Region};
 use super::reserve::Waiters;
 use super::spec::{KvSpec, Part};
@@ -107,6 +108,13 @@ impl State {
             BlockState::Loaned => &mut self.counts.loaned,
             BlockState::Quarantined => &mut self.counts.quarantined,
             BlockState::Sealed => &mut self.counts.sealed,
+        }
+    }
+
+    /// Marks a loaned block as abandoned; a block in another state stays as it is.
+    pub(super) fn quarantine(&mut self, id: u32) {
+        if self.states[id as usize] == BlockState::Loaned {
+            self.set(id, BlockState::Quarantined);
         }
     }
 
@@ -214,6 +222,19 @@ impl BlockPool {
             .collect()
     }
 
+    /// Where the bytes of one token of a block lie: for each layer, its segments.
+    fn token_extents(&self, id: u32, token: u32) -> Vec<Vec<Extent>> {
+        assert!(token < self.spec().block_tokens, "token {token} of a block");
+        let extent = |plane: &KvPlane| Extent {
+            offset: plane.offset
+                + id as usize * plane.block_stride
+                + token as usize * plane.token_stride,
+            len: plane.token_stride,
+        };
+        let layers = 0..self.spec().layers.len();
+        layers.map(|layer| self.planes().layer(layer).iter().map(extent).collect()).collect()
+    }
+
     fn free_block(&self, id: u32) {
         let mut state = self.state();
         state.set(id, BlockState::Free);
@@ -247,6 +268,17 @@ impl ReservedBlock {
     /// The pool that the block belongs to.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+
+    /// Writes `byte` to every byte of every token of the block.
+    pub fn fill(&mut self, byte: u8) {
+        for token in 0..self.pool.spec().block_tokens {
+            for extent in self.pool.token_extents(self.id, token).into_iter().flatten() {
+                // SAFETY: the extent lies in this block, which nobody else reads or writes (P1), and
+                // `self` is borrowed exclusively.
+                unsafe { self.pool.region().bytes_mut(extent) }.fill(byte);
+            }
+        }
     }
 
     /// Gives up writing, for ever: the block can now be shared.
@@ -285,6 +317,17 @@ impl SealedBlock {
     /// The pool that the block belongs to.
     pub fn pool(&self) -> &BlockPool {
         &self.0.pool
+    }
+
+    /// The bytes of one token: for each layer, its segments.
+    ///
+    /// # Panics
+    /// When the block does not have so many tokens.
+    pub fn token_bytes(&self, token: u32) -> Vec<Vec<&[u8]>> {
+        let layers = self.pool().token_extents(self.id(), token).into_iter();
+        // SAFETY: the extents lie in this block, which nobody writes while it is sealed (P2).
+        let bytes = |extent| unsafe { self.pool().region().bytes(extent) };
+        layers.map(|segments| segments.into_iter().map(bytes).collect()).collect()
     }
 }
 

@@ -122,28 +122,24 @@ impl GatherList {
         pool: &BlockPool,
         blocks: &[SealedBlock],
         order: PayloadOrder,
-        tokens: &[TokenRange],
+        tokens: TokenRange,
     ) -> Result<Self, ListError> {
         let own = pool.spec().block_tokens as usize;
-        let wire = order.block_tokens as usize;
+        let (start, end, wire) = (tokens.start, tokens.end, order.block_tokens as usize);
         if let Some(foreign) = blocks.iter().find(|block| !block.pool().same_pool(pool)) {
             return Err(ListError::ForeignBlock { id: foreign.id() });
         }
-        let table: Vec<u32> = blocks.iter().map(SealedBlock::id).collect();
-        let (mut extents, mut holds, mut total) = (Vec::new(), Vec::new(), 0);
-        for range in tokens {
-            let (start, end) = (range.start, range.end);
-            if start >= end || wire == 0 || start % wire != 0 {
-                return Err(ListError::Misaligned { start, end, wire, own });
-            }
-            if end > blocks.len() * own {
-                return Err(ListError::BlockCount { blocks: blocks.len(), tokens: end, own });
-            }
-            order.extents(pool, &table, 0, range.clone(), &mut extents);
-            holds.extend_from_slice(&blocks[start / own..end.div_ceil(own)]);
-            total += end - start;
+        if start >= end || wire == 0 || start % wire != 0 {
+            return Err(ListError::Misaligned { start, end, wire, own });
         }
-        let len = order.payload_len(pool.spec(), total);
+        if end > blocks.len() * own {
+            return Err(ListError::BlockCount { blocks: blocks.len(), tokens: end, own });
+        }
+        let table: Vec<u32> = blocks.iter().map(SealedBlock::id).collect();
+        let mut extents = Vec::new();
+        order.extents(pool, &table, 0, tokens, &mut extents);
+        let holds = blocks[start / own..end.div_ceil(own)].to_vec();
+        let len = order.payload_len(pool.spec(), end - start);
         Ok(Self { pool: pool.clone(), extents, len, _holds: holds })
     }
 
@@ -253,15 +249,33 @@ impl ScatterList {
         })
     }
 
-    /// Counts the blocks as quarantined: their owner gave up while a link may still write to them.
-    pub fn quarantine(&self) {
-        self.holds.iter().for_each(|block| block.set_state(BlockState::Quarantined));
+    /// A note of the loaned blocks, for whoever lets go of the list while a link still holds it.
+    pub fn loan(&self) -> Loan {
+        let ids = self.holds.iter().map(ReservedBlock::id).collect();
+        Loan { pool: self.pool.clone(), ids }
     }
 
     /// Ends the loan.
     pub fn into_blocks(self) -> Vec<ReservedBlock> {
         self.holds.iter().for_each(|block| block.set_state(BlockState::Reserved));
         self.holds
+    }
+}
+
+/// The blocks of a [`ScatterList`] that a link holds. It keeps nothing alive.
+#[derive(Debug)]
+pub struct Loan {
+    pool: BlockPool,
+    ids: Vec<u32>,
+}
+
+impl Loan {
+    /// Counts the blocks as quarantined: their owner gave up while a link may still write to them.
+    ///
+    /// Call it only while the list still exists: it changes a state, not an ownership.
+    pub fn quarantine(&self) {
+        let mut state = self.pool.state();
+        self.ids.iter().for_each(|id| state.quarantine(*id));
     }
 }
 
@@ -311,7 +325,7 @@ mod tests {
         ] {
             let pool = pool(layout, own, 16);
             let (blocks, bytes) = write_counting(&pool, order, 19);
-            let list = GatherList::new(&pool, &blocks, order, &[0..19]).unwrap();
+            let list = GatherList::new(&pool, &blocks, order, 0..19).unwrap();
             let mut cursor = Cursor::default();
             let mut read = Vec::new();
             while cursor.position() < list.len() {
@@ -331,9 +345,9 @@ mod tests {
         let (blocks, _) = write_counting(&pool, order, 16);
         let mut scattered = blocks.clone();
         scattered.reverse();
-        let list = GatherList::new(&pool, &scattered, order, &[0..16]).unwrap();
+        let list = GatherList::new(&pool, &scattered, order, 0..16).unwrap();
         assert_eq!(list.extents().len(), 4);
-        assert_eq!(GatherList::new(&pool, &blocks, order, &[0..16]).unwrap().extents().len(), 1);
+        assert_eq!(GatherList::new(&pool, &blocks, order, 0..16).unwrap().extents().len(), 1);
     }
 
     #[test]
@@ -363,7 +377,7 @@ mod tests {
         let blocks = pool.try_reserve(2).unwrap();
         let list = ScatterList::new(&pool, blocks, order, 0..8).unwrap();
         assert_eq!(pool.accounting().loaned, 2);
-        list.quarantine();
+        list.loan().quarantine();
         assert_eq!((pool.accounting().loaned, pool.accounting().quarantined), (0, 2));
         drop(list);
         assert_eq!(pool.accounting().free, 4);

@@ -29,7 +29,7 @@ mod spec;
 pub use block::{Accounting, BlockPool, PoolError, PoolOptions, ReservedBlock, SealedBlock};
 pub use copy::{Digest, TransferStats, copy_payload, copy_payload_from_peer};
 pub use layout::{KvPlane, Layout};
-pub use list::{Cursor, Extent, GatherList, ListError, ScatterList, TokenRange};
+pub use list::{Cursor, Extent, GatherList, ListError, Loan, ScatterList, TokenRange};
 pub use payload::PayloadOrder;
 pub use region::{Backing, REGION_ALIGN, Region};
 pub use reserve::{Reserve, ReserveError};

@@ -1,0 +1,191 @@
+//! One peer, as its user sees it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use tokio::sync::{mpsc, oneshot, watch};
+use uuid::Uuid;
+
+use super::backlog::Backlog;
+use super::handles::{IncomingHandoff, OutgoingHandoff};
+use crate::pool::TransferStats;
+use crate::session::{
+    HandoffKey, Identity, OfferError, OfferPayload, PeerMessage, SessionCounters, SessionEnd,
+};
+use crate::transport::Capabilities;
+use crate::wire::BodyError;
+
+/// A handle on a connection; clones share it. The connection closes with its last handle.
+#[derive(Clone, Debug)]
+pub struct Connection(Arc<Shared>);
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) peer: Identity,
+    pub(super) peer_address: String,
+    pub(super) capabilities: Capabilities,
+    pub(super) traffic: Arc<TransferStats>,
+    pub(super) counters: Mutex<SessionCounters>,
+    pub(super) requests: mpsc::UnboundedSender<Request>,
+    pub(super) end: watch::Receiver<Option<SessionEnd>>,
+}
+
+/// What a handle asks of its connection's task.
+#[derive(Debug)]
+pub(super) enum Request {
+    Offer(HandoffKey, OfferPayload, oneshot::Sender<Result<(), OfferError>>),
+    Withdraw(HandoffKey),
+    Accept(HandoffKey, super::handles::Acceptance),
+    Decline(HandoffKey, crate::session::DeclineCode, String),
+    Abandon(HandoffKey),
+    Commit(HandoffKey, oneshot::Sender<bool>),
+    Message(PeerMessage, oneshot::Sender<Result<(), BodyError>>),
+    Close(String),
+}
+
+/// What a connection did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionStats {
+    /// Payload bytes sent, or taken by the peer where it pulls.
+    pub payload_sent: u64,
+    /// Payload bytes that arrived in this side's blocks.
+    pub payload_landed: u64,
+    /// Payload bytes copied in user space by this side.
+    pub payload_copied: u64,
+    /// Frames of finished handoffs, dropped.
+    pub late_frames: u64,
+    /// Withdrawn offers whose blocks a peer may still read.
+    pub offers_in_quarantine: u64,
+}
+
+impl Connection {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self(shared)
+    }
+
+    /// Who the peer is.
+    pub fn peer(&self) -> &Identity {
+        &self.0.peer
+    }
+
+    /// Where the peer is, for people.
+    pub fn peer_address(&self) -> &str {
+        &self.0.peer_address
+    }
+
+    /// What the link can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.0.capabilities
+    }
+
+    /// What the connection did so far.
+    pub fn stats(&self) -> ConnectionStats {
+        let counters = *self.0.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        ConnectionStats {
+            payload_sent: self.0.traffic.sent(),
+            payload_landed: self.0.traffic.landed(),
+            payload_copied: self.0.traffic.copied(),
+            late_frames: counters.late_frames,
+            offers_in_quarantine: counters.offers_in_quarantine,
+        }
+    }
+
+    /// Offers a payload; the returned handle tells how it ended. Dropping it withdraws the offer.
+    pub fn offer(&self, key: HandoffKey, payload: OfferPayload) -> OutgoingHandoff {
+        let (reply, ended) = oneshot::channel();
+        self.request(Request::Offer(key, payload, reply));
+        OutgoingHandoff::new(self.clone(), key, ended)
+    }
+
+    /// Sends a message, in order with every other one.
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    ///
+    /// # Cancel safety
+    /// The message is sent even when the future is dropped after its first poll.
+    pub async fn send(
+        &self,
+        request: Uuid,
+        epoch: u32,
+        kind: u32,
+        body: Bytes,
+    ) -> Result<(), MessageError> {
+        let (reply, sent) = oneshot::channel();
+        self.request(Request::Message(PeerMessage { request, epoch, kind, body }, reply));
+        match sent.await {
+            Ok(outcome) => Ok(outcome?),
+            Err(_) => Err(MessageError::Ended(self.end())),
+        }
+    }
+
+    /// Closes in order: the peer reads `reason`.
+    pub fn close(&self, reason: &str) {
+        self.request(Request::Close(reason.to_owned()));
+    }
+
+    /// Whether the connection is over.
+    pub fn is_closed(&self) -> bool {
+        self.0.end.borrow().is_some()
+    }
+
+    /// Waits for the end.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn closed(&self) -> SessionEnd {
+        let mut end = self.0.end.clone();
+        let _ = end.wait_for(Option::is_some).await;
+        self.end()
+    }
+
+    pub(super) fn end(&self) -> SessionEnd {
+        // A task that is gone without a word was ended with its endpoint.
+        self.0.end.borrow().clone().unwrap_or(SessionEnd::Local)
+    }
+
+    pub(super) fn request(&self, request: Request) {
+        // A connection that is over drops the reply channels, which tells whoever waits.
+        let _ = self.0.requests.send(request);
+    }
+}
+
+/// Why a message was not sent.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MessageError {
+    /// Longer than a frame.
+    #[error(transparent)]
+    TooLong(#[from] BodyError),
+    /// The connection ended.
+    #[error("connection ended: {0}")]
+    Ended(SessionEnd),
+}
+
+/// What a peer sends.
+#[derive(Debug)]
+pub enum Event {
+    /// It offers a payload.
+    Handoff(IncomingHandoff),
+    /// It sends a message.
+    Message(PeerMessage),
+}
+
+/// What a peer sends, in order. Taken slowly, it slows the peer down.
+#[derive(Debug)]
+pub struct Events {
+    pub(super) queue: mpsc::UnboundedReceiver<Event>,
+    pub(super) backlog: Backlog,
+}
+
+impl Events {
+    /// The next event; none once the connection is over.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn next(&mut self) -> Option<Event> {
+        let event = self.queue.recv().await?;
+        self.backlog.taken();
+        Some(event)
+    }
+}

@@ -1,0 +1,437 @@
+//! The loop that makes progress: one task a listener, one task a connection.
+
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+use super::backlog::Backlog;
+use super::connection::{Connection, Event, Events, Request, Shared};
+use super::handles::{Acceptance, IncomingHandoff};
+use super::{ConnectionError, EndpointOptions, Listening, ListeningError};
+use crate::clock;
+use crate::pool::ReservedBlock;
+use crate::session::{Action, HandoffKey, LandError, Notice, OfferError, Session, SessionEnd};
+use crate::transport::{Address, Link, LinkEvent, Listener, Transport};
+
+/// Requests and link polls a turn, so that no connection starves the thread's others.
+const TURNS_MAX: usize = 64;
+/// Peers that arrived and were not accepted by the user yet.
+const ARRIVALS_MAX: usize = 64;
+/// Connections of one listener, open or shaking hands.
+const CONNECTIONS_MAX: usize = 1024;
+/// Longest wait for a link to end in order, once its session is over.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
+/// Longest wait for all links at shutdown.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
+
+pub(super) type Arrival = (Connection, Events);
+
+/// What an endpoint asks of its driver.
+#[derive(Debug)]
+pub(super) enum Command {
+    Connect { address: Address, reply: oneshot::Sender<Result<Arrival, ConnectionError>> },
+    Listen { address: Address, reply: oneshot::Sender<Result<Listening, ListeningError>> },
+    ShutDown,
+}
+
+/// Runs until the endpoint is gone, then ends every connection in order.
+pub(super) async fn run(
+    options: Arc<EndpointOptions>,
+    mut commands: mpsc::UnboundedReceiver<Command>,
+) {
+    let (stop, stopped) = watch::channel(false);
+    let mut tasks = JoinSet::new();
+    loop {
+        tokio::select! {
+            command = commands.recv() => match command {
+                Some(Command::Connect { address, reply }) => {
+                    tasks.spawn_local(connect(options.clone(), address, reply, stopped.clone()));
+                }
+                Some(Command::Listen { address, reply }) => {
+                    tasks.spawn_local(listen(options.clone(), address, reply, stopped.clone()));
+                }
+                Some(Command::ShutDown) | None => break,
+            },
+            // A panic of one task is that task's end; the others go on.
+            Some(ended) = tasks.join_next() => if let Err(error) = ended {
+                tracing::error!(%error, "a connection's task failed");
+            },
+        }
+    }
+    let _ = stop.send(true);
+    let all_ended = async { while tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(SHUTDOWN_GRACE, all_ended).await.is_err() {
+        tracing::warn!("some links did not end in order");
+    }
+}
+
+async fn connect(
+    options: Arc<EndpointOptions>,
+    address: Address,
+    reply: oneshot::Sender<Result<Arrival, ConnectionError>>,
+    stopped: watch::Receiver<bool>,
+) {
+    let Some(transport) = transport_for(&options, &address) else {
+        let _ = reply.send(Err(ConnectionError::Scheme { address }));
+        return;
+    };
+    match transport.connect(&address).await {
+        Ok(link) => {
+            let arrive = |arrival| {
+                // A caller that left drops the handles, which closes the connection.
+                let _ = reply.send(arrival);
+            };
+            Task::new(&options, link, stopped).run(arrive).await;
+        }
+        Err(error) => {
+            let _ = reply.send(Err(error.into()));
+        }
+    }
+}
+
+async fn listen(
+    options: Arc<EndpointOptions>,
+    address: Address,
+    reply: oneshot::Sender<Result<Listening, ListeningError>>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let bound = match transport_for(&options, &address) {
+        Some(transport) => transport.listen(&address).await.map_err(ListeningError::from),
+        None => Err(ListeningError::Scheme { address }),
+    };
+    let mut listener = match bound {
+        Ok(listener) => listener,
+        Err(error) => {
+            let _ = reply.send(Err(error));
+            return;
+        }
+    };
+    let (arrived, arrivals) = mpsc::channel(ARRIVALS_MAX);
+    let local = listener.local_address();
+    if reply.send(Ok(Listening { local, arrivals })).is_err() {
+        return;
+    }
+    let for_tasks = stopped.clone();
+    let mut tasks = JoinSet::new();
+    loop {
+        tokio::select! {
+            link = next_link(listener.as_mut()), if tasks.len() < CONNECTIONS_MAX => {
+                let task = Task::new(&options, link, for_tasks.clone());
+                let arrived = arrived.clone();
+                tasks.spawn_local(task.run(move |arrival| {
+                    if let Ok(arrival) = arrival {
+                        // Full or gone: dropping the handles closes the connection.
+                        let _ = arrived.try_send(arrival);
+                    }
+                }));
+            }
+            Some(ended) = tasks.join_next() => if let Err(error) = ended {
+                tracing::error!(%error, "a connection's task failed");
+            },
+            () = arrived.closed() => break,
+            _ = stopped.wait_for(|stop| *stop) => break,
+        }
+    }
+    drop(listener);
+    while tasks.join_next().await.is_some() {}
+}
+
+/// The next link; peers that fail on the way in are logged and forgotten.
+async fn next_link(listener: &mut dyn Listener) -> Box<dyn Link> {
+    loop {
+        match poll_fn(|cx| listener.poll_accept(cx)).await {
+            Ok(link) => return link,
+            Err(error) => tracing::warn!(%error, "a peer did not get in"),
+        }
+    }
+}
+
+fn transport_for(options: &EndpointOptions, address: &Address) -> Option<Arc<dyn Transport>> {
+    options.transports.iter().find(|t| t.scheme() == address.scheme()).cloned()
+}
+
+/// One connection: its session, its link, and whoever waits for something.
+struct Task {
+    session: Session,
+    link: Box<dyn Link>,
+    peer_address: String,
+    requests: mpsc::UnboundedReceiver<Request>,
+    requests_in: Option<mpsc::UnboundedSender<Request>>,
+    events: Option<mpsc::UnboundedSender<Event>>,
+    backlog: Backlog,
+    end: watch::Sender<Option<SessionEnd>>,
+    stopped: Pin<Box<dyn Future<Output = ()>>>,
+    timer: Pin<Box<tokio::time::Sleep>>,
+    grace: Option<Pin<Box<tokio::time::Sleep>>>,
+    offers: HashMap<HandoffKey, oneshot::Sender<Result<(), OfferError>>>,
+    landings: HashMap<HandoffKey, oneshot::Sender<Result<Vec<ReservedBlock>, LandError>>>,
+    shared: std::sync::Weak<Shared>,
+    link_events: Vec<LinkEvent>,
+}
+
+impl Task {
+    fn new(
+        options: &EndpointOptions,
+        mut link: Box<dyn Link>,
+        mut stopped: watch::Receiver<bool>,
+    ) -> Self {
+        let capabilities = link.capabilities();
+        let region = options.pool.as_ref().filter(|_| capabilities.get).and_then(|pool| {
+            let registered = link.register(pool.region());
+            registered.map_err(|error| tracing::warn!(%error, "the pool is out of reach")).ok()
+        });
+        let now = clock::now();
+        let (identity, timing) = (options.identity.clone(), options.timing);
+        let session = Session::new(identity, capabilities, region, timing, now);
+        let (requests_in, requests) = mpsc::unbounded_channel();
+        let stopped = async move {
+            let _ = stopped.wait_for(|stop| *stop).await;
+        };
+        Self {
+            session,
+            peer_address: link.peer(),
+            link,
+            requests,
+            requests_in: Some(requests_in),
+            events: None,
+            backlog: Backlog::default(),
+            end: watch::Sender::new(None),
+            stopped: Box::pin(stopped),
+            timer: Box::pin(tokio::time::sleep_until(now.into())),
+            grace: None,
+            offers: HashMap::new(),
+            landings: HashMap::new(),
+            shared: std::sync::Weak::new(),
+            link_events: Vec::new(),
+        }
+    }
+
+    /// Drives the connection to its end; `arrive` is called once, when the hellos fit or cannot.
+    async fn run(mut self, arrive: impl FnOnce(Result<Arrival, ConnectionError>)) {
+        let mut arrive = Some(arrive);
+        poll_fn(|cx| {
+            for _ in 0..TURNS_MAX {
+                let progress = self.turn(cx);
+                while let Some(notice) = self.session.poll_notice() {
+                    self.deliver(notice, &mut arrive);
+                }
+                match progress {
+                    Progress::Closed => return Poll::Ready(()),
+                    Progress::Waiting => return Poll::Pending,
+                    Progress::More => {}
+                }
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// One round: what users ask, what the session wants, what the link reports, what time it is.
+    fn turn(&mut self, cx: &mut Context<'_>) -> Progress {
+        let mut more = self.take_requests(cx);
+        if self.session.end().is_none() && self.stopped.as_mut().poll(cx).is_ready() {
+            self.session.close("shutting down");
+        }
+        more |= self.session.work();
+        self.act();
+        if self.backlog.poll_room(cx).is_ready() || self.session.end().is_some() {
+            let mut events = std::mem::take(&mut self.link_events);
+            more |= self.link.poll_progress(cx, &mut events).is_ready();
+            let now = clock::now();
+            for event in events.drain(..) {
+                let closed = matches!(event, LinkEvent::Closed(_));
+                self.session.handle_event(event, now);
+                if closed {
+                    return Progress::Closed;
+                }
+            }
+            self.link_events = events;
+        }
+        more |= self.keep_time(cx);
+        more |= self.act();
+        if self.overdue(cx) {
+            return Progress::Closed;
+        }
+        if let Some(shared) = self.shared.upgrade() {
+            *shared.counters.lock().unwrap_or_else(PoisonError::into_inner) =
+                self.session.counters();
+        }
+        if more { Progress::More } else { Progress::Waiting }
+    }
+
+    /// Does what the session wants done to its link; true if there was anything.
+    fn act(&mut self) -> bool {
+        let mut acted = false;
+        while let Some(action) = self.session.poll_action() {
+            acted = true;
+            match action {
+                Action::Submit(op, purpose) => match self.link.submit(op) {
+                    Ok(id) => self.session.accepted(id, purpose),
+                    Err(refused) => self.session.refused(refused, purpose),
+                },
+                Action::Cancel(op) => self.link.cancel(op),
+                Action::Close => self.link.close(),
+            }
+        }
+        acted
+    }
+
+    fn keep_time(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(deadline) = self.session.next_deadline() else { return false };
+        if self.timer.deadline() != deadline.into() {
+            self.timer.as_mut().reset(deadline.into());
+        }
+        let due = self.timer.as_mut().poll(cx).is_ready();
+        if due {
+            self.session.handle_time(clock::now());
+        }
+        due
+    }
+
+    /// Whether the session is over and the link did not end in order for too long.
+    fn overdue(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.session.end().is_none() {
+            return false;
+        }
+        let grace = self.grace.get_or_insert_with(|| Box::pin(tokio::time::sleep(CLOSE_GRACE)));
+        grace.as_mut().poll(cx).is_ready()
+    }
+
+    fn take_requests(&mut self, cx: &mut Context<'_>) -> bool {
+        for _ in 0..TURNS_MAX {
+            match self.requests.poll_recv(cx) {
+                Poll::Ready(Some(request)) => self.handle(request),
+                Poll::Ready(None) => {
+                    // The last handle is gone. Closing twice does nothing.
+                    self.session.close("no longer needed");
+                    return false;
+                }
+                Poll::Pending => return false,
+            }
+        }
+        true
+    }
+
+    fn handle(&mut self, request: Request) {
+        match request {
+            Request::Offer(key, payload, reply) => match self.session.offer(key, payload) {
+                Ok(()) => {
+                    self.offers.insert(key, reply);
+                }
+                Err(error) => {
+                    let _ = reply.send(Err(error));
+                }
+            },
+            Request::Withdraw(key) => {
+                // An offer that was refused as a duplicate must not take the first one back.
+                if self.offers.get(&key).is_some_and(oneshot::Sender::is_closed) {
+                    self.offers.remove(&key);
+                    self.session.withdraw(key);
+                }
+            }
+            Request::Accept(key, Acceptance { pool, blocks, from, landed }) => {
+                self.landings.insert(key, landed);
+                self.session.accept(key, &pool, blocks, from);
+            }
+            Request::Decline(key, code, reason) => self.session.decline(key, code, &reason),
+            Request::Abandon(key) => {
+                self.landings.remove(&key);
+                self.session.abandon(key);
+            }
+            Request::Commit(key, reply) => {
+                let _ = reply.send(self.session.commit(key));
+            }
+            Request::Message(message, reply) => {
+                if self.session.end().is_none() {
+                    let _ = reply.send(self.session.send_message(message));
+                }
+            }
+            Request::Close(reason) => self.session.close(&reason),
+        }
+    }
+
+    fn deliver(
+        &mut self,
+        notice: Notice,
+        arrive: &mut Option<impl FnOnce(Result<Arrival, ConnectionError>)>,
+    ) {
+        match notice {
+            Notice::Ready(peer) => {
+                if let Some((arrive, arrival)) = arrive.take().zip(self.open(peer)) {
+                    arrive(Ok(arrival));
+                }
+            }
+            Notice::Offered(key, manifest) => {
+                if let Some(shared) = self.shared.upgrade() {
+                    let handoff = IncomingHandoff::new(Connection::new(shared), key, manifest);
+                    self.emit(Event::Handoff(handoff));
+                }
+            }
+            Notice::Message(message) => self.emit(Event::Message(message)),
+            Notice::Landed(key, blocks) => {
+                if let Some(landed) = self.landings.remove(&key) {
+                    // Whoever waited is gone: the blocks are freed, its guard abandons the offer.
+                    let _ = landed.send(Ok(blocks));
+                }
+            }
+            Notice::LandFailed(key, error) => {
+                if let Some(landed) = self.landings.remove(&key) {
+                    let _ = landed.send(Err(error));
+                }
+            }
+            Notice::OfferEnded(key, outcome) => {
+                if let Some(reply) = self.offers.remove(&key) {
+                    let _ = reply.send(outcome);
+                }
+            }
+            Notice::Ended(end) => {
+                tracing::debug!(peer = self.peer_address, %end, "connection ended");
+                self.end.send_replace(Some(end.clone()));
+                self.events = None;
+                if let Some(arrive) = arrive.take() {
+                    let peer = self.peer_address.clone();
+                    arrive(Err(ConnectionError::Handshake { peer, end }));
+                }
+            }
+        }
+    }
+
+    /// Makes the handles of an open connection.
+    fn open(&mut self, peer: crate::session::Identity) -> Option<Arrival> {
+        let shared = Arc::new(Shared {
+            peer,
+            peer_address: self.peer_address.clone(),
+            capabilities: self.link.capabilities(),
+            traffic: self.link.stats().clone(),
+            counters: Mutex::default(),
+            requests: self.requests_in.take()?,
+            end: self.end.subscribe(),
+        });
+        self.shared = Arc::downgrade(&shared);
+        let (events, queue) = mpsc::unbounded_channel();
+        self.events = Some(events);
+        Some((Connection::new(shared), Events { queue, backlog: self.backlog.clone() }))
+    }
+
+    fn emit(&mut self, event: Event) {
+        if let Some(events) = &self.events {
+            self.backlog.added();
+            if events.send(event).is_err() {
+                self.backlog.taken();
+            }
+        }
+    }
+}
+
+enum Progress {
+    More,
+    Waiting,
+    Closed,
+}

@@ -1,0 +1,170 @@
+//! A handoff in progress, as its user holds it. Dropping a handle gives the handoff up.
+
+use tokio::sync::oneshot;
+
+use super::connection::{Connection, Request};
+use crate::pool::{BlockPool, ReservedBlock};
+use crate::session::{DeclineCode, HandoffKey, LandError, Manifest, OfferError};
+
+/// An offer of this side's. Dropping it withdraws the offer.
+#[derive(Debug)]
+pub struct OutgoingHandoff {
+    connection: Connection,
+    key: HandoffKey,
+    ended: Option<oneshot::Receiver<Result<(), OfferError>>>,
+}
+
+impl OutgoingHandoff {
+    pub(super) fn new(
+        connection: Connection,
+        key: HandoffKey,
+        ended: oneshot::Receiver<Result<(), OfferError>>,
+    ) -> Self {
+        Self { connection, key, ended: Some(ended) }
+    }
+
+    /// Waits until the receiver owns a good copy.
+    ///
+    /// # Errors
+    /// [`OfferError`]: it does not, and will not.
+    ///
+    /// # Cancel safety
+    /// Dropping the future withdraws the offer; the blocks are freed as soon as nobody reads them.
+    pub async fn committed(mut self) -> Result<(), OfferError> {
+        let Some(ended) = &mut self.ended else { unreachable!("taken only here") };
+        let outcome = ended.await;
+        self.ended = None;
+        outcome.unwrap_or_else(|_| Err(OfferError::Ended(self.connection.end())))
+    }
+}
+
+impl Drop for OutgoingHandoff {
+    fn drop(&mut self) {
+        if self.ended.is_some() {
+            self.connection.request(Request::Withdraw(self.key));
+        }
+    }
+}
+
+/// What an accepted offer needs.
+#[derive(Debug)]
+pub(super) struct Acceptance {
+    pub(super) pool: BlockPool,
+    pub(super) blocks: Vec<ReservedBlock>,
+    pub(super) from: usize,
+    pub(super) landed: oneshot::Sender<Result<Vec<ReservedBlock>, LandError>>,
+}
+
+/// Gives an offer up unless it is disarmed.
+#[derive(Debug)]
+struct Guard {
+    connection: Connection,
+    key: HandoffKey,
+    armed: bool,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.armed {
+            self.connection.request(Request::Abandon(self.key));
+        }
+    }
+}
+
+/// An offer of the peer's. Dropping it declines.
+#[derive(Debug)]
+pub struct IncomingHandoff {
+    guard: Guard,
+    manifest: Manifest,
+}
+
+impl IncomingHandoff {
+    pub(super) fn new(connection: Connection, key: HandoffKey, manifest: Manifest) -> Self {
+        Self { guard: Guard { connection, key, armed: true }, manifest }
+    }
+
+    /// Which request, and which try of it.
+    pub fn key(&self) -> HandoffKey {
+        self.guard.key
+    }
+
+    /// What is offered.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The connection that the offer came on.
+    pub fn connection(&self) -> &Connection {
+        &self.guard.connection
+    }
+
+    /// Declines, with a reason for people.
+    pub fn decline(mut self, code: DeclineCode, reason: &str) {
+        self.guard.armed = false;
+        self.guard.connection.request(Request::Decline(self.guard.key, code, reason.to_owned()));
+    }
+
+    /// Lands the payload of the tokens from `from` on in `blocks`, and checks its digest.
+    ///
+    /// `from` is a multiple of both sides' block lengths; what lies before, the caller has already.
+    ///
+    /// # Errors
+    /// [`LandError`]; the blocks are back in their pool, or will be as soon as the link is done.
+    ///
+    /// # Cancel safety
+    /// Dropping the future declines. The blocks stay in quarantine until the link is done with them.
+    pub async fn accept(
+        self,
+        pool: &BlockPool,
+        blocks: Vec<ReservedBlock>,
+        from: usize,
+    ) -> Result<LandedPayload, LandError> {
+        let Self { mut guard, manifest } = self;
+        let (landed, outcome) = oneshot::channel();
+        let acceptance = Acceptance { pool: pool.clone(), blocks, from, landed };
+        guard.connection.request(Request::Accept(guard.key, acceptance));
+        match outcome.await {
+            Ok(Ok(blocks)) => Ok(LandedPayload { guard, manifest, blocks }),
+            Ok(Err(error)) => {
+                guard.armed = false;
+                Err(error)
+            }
+            Err(_) => Err(LandError::Ended(guard.connection.end())),
+        }
+    }
+}
+
+/// A payload that is here and whole, not yet committed. Dropping it declines and frees the blocks.
+#[derive(Debug)]
+pub struct LandedPayload {
+    guard: Guard,
+    manifest: Manifest,
+    blocks: Vec<ReservedBlock>,
+}
+
+impl LandedPayload {
+    /// What was offered.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Takes the payload for good; the sender may free its copy.
+    ///
+    /// # Errors
+    /// [`LandError::Withdrawn`] or [`LandError::Ended`]: too late, the blocks are freed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future may commit or decline; the blocks are freed either way.
+    pub async fn commit(mut self) -> Result<Vec<ReservedBlock>, LandError> {
+        let (reply, done) = oneshot::channel();
+        self.guard.connection.request(Request::Commit(self.guard.key, reply));
+        match done.await {
+            Ok(true) => {
+                self.guard.armed = false;
+                Ok(std::mem::take(&mut self.blocks))
+            }
+            Ok(false) if !self.guard.connection.is_closed() => Err(LandError::Withdrawn),
+            _ => Err(LandError::Ended(self.guard.connection.end())),
+        }
+    }
+}

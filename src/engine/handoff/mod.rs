@@ -1,0 +1,150 @@
+//! From a finished sequence to a peer: extract, send; and the probe that tells what a pool really holds.
+
+mod probe;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+pub use probe::{BlockGeometry, ProbeError, ProbeTarget, probe_block_geometry};
+
+use crate::clock;
+use crate::endpoint::Connection;
+use crate::pool::{KvSequence, SealedBlock};
+use crate::session::{HandoffKey, OfferError, OfferPayload};
+
+/// Where the state of a sequence lives.
+#[derive(Debug)]
+pub enum SequenceState<'a> {
+    /// In the blocks of a pool.
+    PoolBacked(&'a mut KvSequence),
+    /// Inside the model, where no pool sees it.
+    ModelOwned {
+        /// The model's family, for the error.
+        family: &'a str,
+    },
+}
+
+/// Why a sequence cannot be handed over. It concerns one request; nothing is leaked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExtractError {
+    /// No token was computed.
+    #[error("the sequence is empty: there is nothing to hand over")]
+    Empty,
+    /// The pool does not hold the sequence's state.
+    #[error(
+        "handoff is not supported for {family}: its cache is owned by the model, not by the pool"
+    )]
+    ModelOwned {
+        /// The model's family.
+        family: String,
+    },
+}
+
+/// A finished sequence, ready to be offered: its sealed blocks and how many tokens they hold. No
+/// payload was copied.
+#[derive(Clone, Debug)]
+pub struct SequenceHandoff {
+    blocks: Vec<SealedBlock>,
+    tokens: usize,
+}
+
+impl SequenceHandoff {
+    /// Tokens of the sequence.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Its blocks, in token order.
+    pub fn blocks(&self) -> &[SealedBlock] {
+        &self.blocks
+    }
+
+    /// Bytes of payload.
+    pub fn payload_len(&self) -> u64 {
+        let per_token = self.blocks.first().map_or(0, |block| block.pool().spec().token_bytes());
+        per_token as u64 * self.tokens as u64
+    }
+}
+
+/// Seals a sequence and takes a share of its blocks.
+///
+/// Afterwards the sequence can be read but not extended; unwritten blocks are free again.
+///
+/// # Errors
+/// [`ExtractError`], before anything was changed.
+pub fn extract_sequence_handoff(state: SequenceState<'_>) -> Result<SequenceHandoff, ExtractError> {
+    let sequence = match state {
+        SequenceState::PoolBacked(sequence) => sequence,
+        SequenceState::ModelOwned { family } => {
+            return Err(ExtractError::ModelOwned { family: family.to_owned() });
+        }
+    };
+    if sequence.is_empty() {
+        return Err(ExtractError::Empty);
+    }
+    let tokens = sequence.len();
+    Ok(SequenceHandoff { blocks: sequence.finish().to_vec(), tokens })
+}
+
+/// What a committed handoff took.
+#[derive(Clone, Copy, Debug)]
+pub struct SendReport {
+    /// Bytes of the whole payload, whether sent or already held by the receiver.
+    pub payload_len: u64,
+    /// From the offer to the commit.
+    pub elapsed: Duration,
+}
+
+/// Offers a sequence to a peer and waits until the peer owns a good copy.
+///
+/// `meta` is what the receiver's user reads before it decides.
+///
+/// # Errors
+/// [`OfferError`]: the peer has no copy, and will not get one from this offer.
+///
+/// # Cancel safety
+/// Dropping the future withdraws the offer. The blocks stay until nobody can read them any more.
+pub async fn send_handoff_payload(
+    connection: &Connection,
+    key: HandoffKey,
+    handoff: SequenceHandoff,
+    meta: Bytes,
+) -> Result<SendReport, OfferError> {
+    let start = clock::now();
+    let payload_len = handoff.payload_len();
+    let SequenceHandoff { blocks, tokens } = handoff;
+    connection.offer(key, OfferPayload { blocks, tokens, meta }).committed().await?;
+    Ok(SendReport { payload_len, elapsed: clock::now() - start })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::{BlockPool, Dtype, KvSpec, PoolOptions};
+
+    #[test]
+    fn a_sequence_that_the_pool_does_not_hold_is_refused_by_name() {
+        let refused = extract_sequence_handoff(SequenceState::ModelOwned { family: "gemma3" });
+        assert!(refused.unwrap_err().to_string().contains("gemma3"));
+    }
+
+    #[test]
+    fn extraction_seals_what_is_written_and_frees_the_rest() {
+        let spec = KvSpec::uniform(4, 1, 1, 8, Dtype::F16);
+        let pool = BlockPool::new(PoolOptions::new(spec, 8)).unwrap();
+        let mut sequence = KvSequence::new(&pool);
+        let empty = extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence));
+        assert_eq!(empty.unwrap_err(), ExtractError::Empty);
+        sequence.push(pool.try_reserve(4).unwrap()).unwrap();
+        sequence.set_len(5);
+        let handoff = extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).unwrap();
+        assert_eq!((handoff.tokens(), handoff.blocks().len()), (5, 2));
+        assert_eq!(handoff.payload_len(), 5 * 32);
+        drop(sequence);
+        assert_eq!((pool.accounting().sealed, pool.accounting().free), (2, 6));
+        drop(handoff);
+        assert_eq!(pool.accounting().free, 8);
+    }
+}

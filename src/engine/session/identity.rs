@@ -1,0 +1,240 @@
+//! Who the two sides are, and whether they fit together.
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use crate::pool::{Dtype, KvSpec, LayerSpec, Part, SegmentSpec};
+use crate::wire::body;
+
+/// Lowest and highest version of the session protocol that this side speaks.
+pub const SESSION_VERSIONS: (u32, u32) = (1, 1);
+
+/// Bounds on a peer's description, so that a hostile one costs nothing.
+const LAYERS_MAX: u32 = 4096;
+const SEGMENTS_MAX: usize = 16;
+const NAME_LEN_MAX: usize = 1024;
+
+/// What one side says of itself in its hello.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The process: new at every start, so that a restarted peer is another peer.
+    pub instance: Uuid,
+    /// For people: role and address, or whatever helps to find it.
+    pub name: String,
+    /// For people: the model.
+    pub model: String,
+    /// What must be equal for a cache to mean the same (weights, tokenizer, backend). Empty on a
+    /// side that has no model.
+    pub fingerprint: Bytes,
+    /// Geometry of the pool; none on a side without one.
+    pub geometry: Option<KvSpec>,
+    /// What the layer above says of itself.
+    pub role: Bytes,
+}
+
+impl Identity {
+    /// A new instance without model or pool.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            instance: Uuid::new_v4(),
+            name: name.into(),
+            model: String::new(),
+            fingerprint: Bytes::new(),
+            geometry: None,
+            role: Bytes::new(),
+        }
+    }
+
+    pub(super) fn to_hello(&self) -> body::Hello {
+        body::Hello {
+            version_min: SESSION_VERSIONS.0,
+            version_max: SESSION_VERSIONS.1,
+            instance: Bytes::copy_from_slice(self.instance.as_bytes()),
+            name: self.name.clone(),
+            fingerprint: self.fingerprint.clone(),
+            model: self.model.clone(),
+            geometry: self.geometry.as_ref().map(geometry_to_wire),
+            role: self.role.clone(),
+        }
+    }
+}
+
+/// Why two sides do not fit together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Mismatch {
+    /// No version in common.
+    #[error("session versions {ours:?} here, {theirs:?} there")]
+    Version {
+        /// Lowest and highest here.
+        ours: (u32, u32),
+        /// Lowest and highest there.
+        theirs: (u32, u32),
+    },
+    /// Caches of different shape.
+    #[error("KV geometry [{ours}] here, [{theirs}] there")]
+    Geometry {
+        /// This side's.
+        ours: Box<KvSpec>,
+        /// The peer's.
+        theirs: Box<KvSpec>,
+    },
+    /// Caches of one shape and different meaning.
+    #[error("model {ours} here, {theirs} there: fingerprints differ")]
+    Model {
+        /// This side's, with its fingerprint.
+        ours: String,
+        /// The peer's, with its fingerprint.
+        theirs: String,
+    },
+    /// A hello that cannot be read.
+    #[error("the peer's hello is malformed: {0}")]
+    Hello(&'static str),
+}
+
+impl Mismatch {
+    pub(super) fn code(&self) -> body::RefuseCode {
+        match self {
+            Self::Version { .. } => body::RefuseCode::RefuseVersion,
+            Self::Geometry { .. } => body::RefuseCode::RefuseGeometry,
+            Self::Model { .. } => body::RefuseCode::RefuseModel,
+            Self::Hello(_) => body::RefuseCode::RefuseHello,
+        }
+    }
+}
+
+/// Reads a hello and checks it against this side.
+pub(super) fn check_hello(ours: &Identity, hello: body::Hello) -> Result<Identity, Mismatch> {
+    let (low, high) = SESSION_VERSIONS;
+    let theirs = (hello.version_min, hello.version_max);
+    if theirs.0.max(low) > theirs.1.min(high) {
+        return Err(Mismatch::Version { ours: SESSION_VERSIONS, theirs });
+    }
+    if hello.name.len().max(hello.model.len()) > NAME_LEN_MAX {
+        return Err(Mismatch::Hello("name too long"));
+    }
+    let instance = Uuid::from_slice(&hello.instance)
+        .map_err(|_| Mismatch::Hello("instance is not 16 bytes"))?;
+    let geometry = hello.geometry.map(geometry_from_wire).transpose()?;
+    if let (Some(here), Some(there)) = (&ours.geometry, &geometry)
+        && !here.same_geometry(there)
+    {
+        let (ours, theirs) = (Box::new(here.clone()), Box::new(there.clone()));
+        return Err(Mismatch::Geometry { ours, theirs });
+    }
+    let both = !ours.fingerprint.is_empty() && !hello.fingerprint.is_empty();
+    if both && ours.fingerprint != hello.fingerprint {
+        return Err(Mismatch::Model {
+            ours: describe_model(&ours.model, &ours.fingerprint),
+            theirs: describe_model(&hello.model, &hello.fingerprint),
+        });
+    }
+    let (name, model, fingerprint) = (hello.name, hello.model, hello.fingerprint);
+    Ok(Identity { instance, name, model, fingerprint, geometry, role: hello.role })
+}
+
+fn describe_model(model: &str, fingerprint: &[u8]) -> String {
+    let hex: String = fingerprint.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    format!("{model} ({hex})")
+}
+
+fn geometry_to_wire(spec: &KvSpec) -> body::Geometry {
+    let layers = spec.layers.chunk_by(|a, b| a == b).map(|run| body::LayerRun {
+        count: run.len() as u32,
+        segments: run[0].segments.iter().map(segment_to_wire).collect(),
+    });
+    body::Geometry { block_tokens: spec.block_tokens, layers: layers.collect() }
+}
+
+fn segment_to_wire(segment: &SegmentSpec) -> body::Segment {
+    let part = match segment.part {
+        Part::Key => body::Part::Key,
+        Part::Value => body::Part::Value,
+    };
+    let dtype = match segment.dtype {
+        Dtype::F16 => body::Dtype::F16,
+        Dtype::Bf16 => body::Dtype::Bf16,
+        Dtype::F32 => body::Dtype::F32,
+    };
+    let (heads, head_dim) = (segment.heads, segment.head_dim);
+    body::Segment { part: part.into(), heads, head_dim, dtype: dtype.into() }
+}
+
+fn geometry_from_wire(geometry: body::Geometry) -> Result<KvSpec, Mismatch> {
+    let mut layers = Vec::new();
+    for run in geometry.layers {
+        let room = LAYERS_MAX - layers.len() as u32;
+        if run.count > room || run.segments.len() > SEGMENTS_MAX {
+            return Err(Mismatch::Hello("too many layers or segments"));
+        }
+        let segments: Result<Vec<_>, _> = run.segments.iter().map(segment_from_wire).collect();
+        let layer = LayerSpec { segments: segments? };
+        layers.extend(std::iter::repeat_n(layer, run.count as usize));
+    }
+    if geometry.block_tokens == 0 || layers.is_empty() {
+        return Err(Mismatch::Hello("empty geometry"));
+    }
+    Ok(KvSpec { block_tokens: geometry.block_tokens, layers })
+}
+
+fn segment_from_wire(segment: &body::Segment) -> Result<SegmentSpec, Mismatch> {
+    let part = match segment.part() {
+        body::Part::Key => Part::Key,
+        body::Part::Value => Part::Value,
+        body::Part::Unspecified => return Err(Mismatch::Hello("unknown segment part")),
+    };
+    let dtype = match segment.dtype() {
+        body::Dtype::F16 => Dtype::F16,
+        body::Dtype::Bf16 => Dtype::Bf16,
+        body::Dtype::F32 => Dtype::F32,
+        body::Dtype::Unspecified => return Err(Mismatch::Hello("unknown dtype")),
+    };
+    Ok(SegmentSpec { part, heads: segment.heads, head_dim: segment.head_dim, dtype })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(dtype: Dtype, fingerprint: &'static [u8]) -> Identity {
+        Identity {
+            geometry: Some(KvSpec::uniform(16, 3, 2, 8, dtype)),
+            fingerprint: Bytes::from_static(fingerprint),
+            model: "tiny".into(),
+            ..Identity::new("node")
+        }
+    }
+
+    #[test]
+    fn a_hello_reads_back_as_it_was_written() {
+        let (ours, theirs) = (node(Dtype::F16, b"x"), node(Dtype::F16, b"x"));
+        assert_eq!(check_hello(&ours, theirs.to_hello()), Ok(theirs));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named_on_both_sides() {
+        let ours = node(Dtype::F16, b"x");
+        let text = |peer: Identity| check_hello(&ours, peer.to_hello()).unwrap_err().to_string();
+        let geometry = text(node(Dtype::Bf16, b"x"));
+        assert!(geometry.contains("K 2x8 f16") && geometry.contains("K 2x8 bf16"), "{geometry}");
+        assert_eq!(
+            text(node(Dtype::F16, b"y")),
+            "model tiny (78) here, tiny (79) there: fingerprints differ"
+        );
+        let newer = body::Hello { version_min: 2, version_max: 9, ..ours.to_hello() };
+        assert!(matches!(check_hello(&ours, newer), Err(Mismatch::Version { .. })));
+    }
+
+    #[test]
+    fn a_router_without_model_fits_every_node() {
+        assert!(check_hello(&Identity::new("router"), node(Dtype::F16, b"x").to_hello()).is_ok());
+    }
+
+    #[test]
+    fn hostile_geometries_cost_nothing() {
+        let mut hello = node(Dtype::F16, b"x").to_hello();
+        hello.geometry.as_mut().unwrap().layers[0].count = u32::MAX;
+        let refused = check_hello(&Identity::new("router"), hello);
+        assert!(matches!(refused, Err(Mismatch::Hello(_))));
+    }
+}

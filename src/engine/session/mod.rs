@@ -1,0 +1,408 @@
+//! The protocol between two sides, as a pure state machine: no sockets, no clock, no threads.
+//!
+//! Events go in ([`Session::handle_event`], [`Session::handle_time`] and the calls of the user), actions
+//! for the link come out ([`Session::poll_action`]), and so do notices for the user
+//! ([`Session::poll_notice`]).
+//!
+//! ```text
+//!   sender                                   receiver
+//!   HELLO  ───────────────────────────────>  <── HELLO        versions, identity, geometry
+//!   offer()   RTS {manifest}  ────────────>  Notice::Offered
+//!                                            accept(): blocks reserved, Land posted (push)
+//!             <──────────── RTR {tag, from}            or Get started (pull, tag 0)
+//!   Stream ═══════ payload ═══════════════>  or Get ═══════ payload
+//!             ATP {digest} ───────────────>  digests agree: Notice::Landed
+//!             <──────────────────────── ATS  commit()
+//! ```
+//! The receiver ends every offer with exactly one `ATS` or `DECLINE`. The sender may `WITHDRAW` at any
+//! time before; the blocks of a pulled payload stay with the offer until the receiver's last word or
+//! the end of the link, since only then nobody reads them.
+
+mod error;
+mod identity;
+mod incoming;
+mod outgoing;
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+pub use error::{DeclineCode, LandError, OfferError, SessionEnd, SessionViolation};
+pub use identity::{Identity, Mismatch, SESSION_VERSIONS};
+pub use incoming::Manifest;
+pub use outgoing::OfferPayload;
+
+use crate::pool::ReservedBlock;
+use crate::transport::{
+    Capabilities, Completion, LinkEvent, Op, OpId, OpMemory, Refused, RegionKey, Violation,
+};
+use crate::wire::{BodyError, Header, Kind, body, decode_body, encode_frame, split_frame};
+use incoming::Incoming;
+use outgoing::Outgoing;
+
+/// A handoff on a connection: the request, and which try of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HandoffKey {
+    /// The request.
+    pub request: Uuid,
+    /// Grows with every retry.
+    pub epoch: u32,
+}
+
+/// When silence counts.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// Longest wait for the peer's hello.
+    pub hello_timeout: Duration,
+    /// Silence after which a ping is sent.
+    pub ping_interval: Duration,
+    /// Silence after which the peer counts as gone.
+    pub silence_max: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            hello_timeout: Duration::from_secs(5),
+            ping_interval: Duration::from_secs(5),
+            silence_max: Duration::from_secs(20),
+        }
+    }
+}
+
+/// What an operation was submitted for; goes back into the session with its id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Purpose(PurposeKind);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PurposeKind {
+    Control,
+    Send(HandoffKey),
+    Receive(HandoffKey),
+}
+
+/// What the session wants done to its link.
+#[derive(Debug)]
+pub enum Action {
+    /// Submit, then call [`Session::accepted`] or [`Session::refused`].
+    Submit(Op, Purpose),
+    /// Cancel.
+    Cancel(OpId),
+    /// Close the link in order.
+    Close,
+}
+
+/// A message of the layer above.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerMessage {
+    /// The request that it belongs to.
+    pub request: Uuid,
+    /// Generation of the request.
+    pub epoch: u32,
+    /// Kind, as the layer above numbers them.
+    pub kind: u32,
+    /// Content.
+    pub body: Bytes,
+}
+
+/// What the user of a session should know.
+#[derive(Debug)]
+pub enum Notice {
+    /// The hellos fit: the session is open.
+    Ready(Identity),
+    /// The peer offers a handoff.
+    Offered(HandoffKey, Manifest),
+    /// An accepted payload is here, whole and checked. Nothing is committed yet.
+    Landed(HandoffKey, Vec<ReservedBlock>),
+    /// An offer of the peer is over before its commit.
+    LandFailed(HandoffKey, LandError),
+    /// An offer of this side is over.
+    OfferEnded(HandoffKey, Result<(), OfferError>),
+    /// A message arrived.
+    Message(PeerMessage),
+    /// The session is over; nothing follows.
+    Ended(SessionEnd),
+}
+
+/// Counters of one session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionCounters {
+    /// Frames of handoffs that are over, dropped.
+    pub late_frames: u64,
+    /// Offers that are withdrawn but whose blocks a peer may still read.
+    pub offers_in_quarantine: u64,
+}
+
+/// One side of a connection.
+#[derive(Debug)]
+pub struct Session {
+    identity: Identity,
+    capabilities: Capabilities,
+    region: Option<RegionKey>,
+    timing: Timing,
+    phase: Phase,
+    outgoing: HashMap<HandoffKey, Outgoing>,
+    incoming: HashMap<HandoffKey, Incoming>,
+    last_tag: u64,
+    actions: VecDeque<Action>,
+    notices: VecDeque<Notice>,
+    counters: SessionCounters,
+    heard: Instant,
+    pinged: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    AwaitHello { until: Instant },
+    Open,
+    Ended(SessionEnd),
+}
+
+impl Session {
+    /// Opens a session over a fresh link; the first action sends the hello.
+    ///
+    /// `region` is the key under which the pool is registered with the link, where it could be.
+    pub fn new(
+        identity: Identity,
+        capabilities: Capabilities,
+        region: Option<RegionKey>,
+        timing: Timing,
+        now: Instant,
+    ) -> Self {
+        let hello = identity.to_hello();
+        let mut session = Self {
+            identity,
+            capabilities,
+            region,
+            timing,
+            phase: Phase::AwaitHello { until: now + timing.hello_timeout },
+            outgoing: HashMap::new(),
+            incoming: HashMap::new(),
+            last_tag: 0,
+            actions: VecDeque::new(),
+            notices: VecDeque::new(),
+            counters: SessionCounters::default(),
+            heard: now,
+            pinged: false,
+        };
+        session.send_own(Kind::Hello, &hello);
+        session
+    }
+
+    /// The next thing to do to the link.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// The next thing that the user should know.
+    pub fn poll_notice(&mut self) -> Option<Notice> {
+        self.notices.pop_front()
+    }
+
+    /// Counters, now.
+    pub fn counters(&self) -> SessionCounters {
+        let withdrawn = self.outgoing.values().filter(|offer| offer.is_withdrawn()).count();
+        SessionCounters { offers_in_quarantine: withdrawn as u64, ..self.counters }
+    }
+
+    /// Why the session is over, if it is.
+    pub fn end(&self) -> Option<&SessionEnd> {
+        if let Phase::Ended(end) = &self.phase { Some(end) } else { None }
+    }
+
+    /// Whether any memory is still with the link or promised to the peer.
+    pub fn is_idle(&self) -> bool {
+        self.outgoing.is_empty() && self.incoming.is_empty()
+    }
+
+    /// The link took the operation of an [`Action::Submit`].
+    pub fn accepted(&mut self, op: OpId, purpose: Purpose) {
+        match purpose.0 {
+            PurposeKind::Control => {}
+            PurposeKind::Send(key) => self.send_accepted(key, op),
+            PurposeKind::Receive(key) => self.receive_accepted(key, op),
+        }
+    }
+
+    /// The link refused the operation of an [`Action::Submit`].
+    pub fn refused(&mut self, refused: Refused, purpose: Purpose) {
+        match purpose.0 {
+            // A closed link reports its end by itself.
+            PurposeKind::Control => {}
+            PurposeKind::Send(key) => self.send_done(key, Err(refused.error)),
+            PurposeKind::Receive(key) => self.receive_done(key, OpMemory::None, Err(refused.error)),
+        }
+    }
+
+    /// Something happened on the link.
+    pub fn handle_event(&mut self, event: LinkEvent, now: Instant) {
+        match event {
+            LinkEvent::Received(frame) => {
+                (self.heard, self.pinged) = (now, false);
+                if let Err(violation) = self.handle_frame(frame) {
+                    self.finish(SessionEnd::Violated(violation));
+                }
+            }
+            LinkEvent::Completed(completion) => self.handle_completion(completion),
+            LinkEvent::Closed(reason) => self.finish(SessionEnd::Link(reason)),
+        }
+    }
+
+    /// Time passed.
+    pub fn handle_time(&mut self, now: Instant) {
+        match &self.phase {
+            Phase::AwaitHello { until } if now >= *until => self.finish(SessionEnd::NoHello),
+            Phase::Open if now >= self.heard + self.timing.silence_max => {
+                self.finish(SessionEnd::Silent);
+            }
+            Phase::Open if !self.pinged && now >= self.heard + self.timing.ping_interval => {
+                self.pinged = true;
+                self.send_own(Kind::Ping, &body::Ping::default());
+            }
+            _ => {}
+        }
+    }
+
+    /// When [`handle_time`](Self::handle_time) should be called next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::AwaitHello { until } => Some(*until),
+            Phase::Open if self.pinged => Some(self.heard + self.timing.silence_max),
+            Phase::Open => Some(self.heard + self.timing.ping_interval),
+            Phase::Ended(_) => None,
+        }
+    }
+
+    /// Sends a message of the layer above.
+    ///
+    /// # Errors
+    /// [`BodyError::TooLong`]; nothing is sent.
+    pub fn send_message(&mut self, message: PeerMessage) -> Result<(), BodyError> {
+        let header = Header::control(Kind::Message, message.request, message.epoch);
+        let body = body::AppMessage { kind: message.kind, body: message.body };
+        self.send(encode_frame(header, &body)?);
+        Ok(())
+    }
+
+    /// Ends the session in order: everything open fails on both sides, the peer reads a goodbye.
+    pub fn close(&mut self, reason: &str) {
+        if self.end().is_some() {
+            return;
+        }
+        self.send_own(Kind::Goodbye, &body::Goodbye { reason: reason.to_owned() });
+        self.finish(SessionEnd::Local);
+    }
+
+    fn handle_frame(&mut self, frame: Bytes) -> Result<(), SessionViolation> {
+        let (header, body) = split_frame(&frame).map_err(Violation::from)?;
+        match (&self.phase, header.kind) {
+            (Phase::Ended(_), _) => return Ok(()),
+            (Phase::AwaitHello { .. }, Kind::Hello) => {
+                return self.handle_hello(decode_body(&header, body)?);
+            }
+            (_, Kind::Refuse) => {
+                let refuse: body::Refuse = decode_body(&header, body)?;
+                self.finish(SessionEnd::RefusedByPeer(refuse.reason));
+                return Ok(());
+            }
+            (Phase::AwaitHello { .. }, kind) => return Err(SessionViolation::OutOfPlace(kind)),
+            (Phase::Open, _) => {}
+        }
+        let key = HandoffKey { request: header.request, epoch: header.epoch };
+        match header.kind {
+            Kind::Rts => self.handle_rts(key, decode_body(&header, body)?)?,
+            Kind::Rtr => self.handle_rtr(key, &decode_body(&header, body)?)?,
+            Kind::Atp => self.handle_atp(key, &decode_body(&header, body)?)?,
+            Kind::Ats => self.handle_ats(key)?,
+            Kind::Decline => self.handle_decline(key, decode_body(&header, body)?),
+            Kind::Withdraw => self.handle_withdraw(key),
+            Kind::Message => {
+                let body::AppMessage { kind, body } = decode_body(&header, body)?;
+                let (request, epoch) = (header.request, header.epoch);
+                self.notices.push_back(Notice::Message(PeerMessage { request, epoch, kind, body }));
+            }
+            Kind::Ping => {
+                let ping: body::Ping = decode_body(&header, body)?;
+                self.send_own(Kind::Pong, &ping);
+            }
+            Kind::Pong => {}
+            Kind::Goodbye => {
+                let goodbye: body::Goodbye = decode_body(&header, body)?;
+                self.finish(SessionEnd::Goodbye(goodbye.reason));
+            }
+            kind @ (Kind::Hello | Kind::Refuse | Kind::Payload) => {
+                return Err(SessionViolation::OutOfPlace(kind));
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_hello(&mut self, hello: body::Hello) -> Result<(), SessionViolation> {
+        match identity::check_hello(&self.identity, hello) {
+            Ok(peer) => {
+                self.phase = Phase::Open;
+                self.notices.push_back(Notice::Ready(peer));
+            }
+            Err(mismatch) => {
+                // The peer reads it from its own point of view.
+                let reason = format!("{}: {mismatch}", self.identity.name);
+                let code = mismatch.code().into();
+                self.send_own(Kind::Refuse, &body::Refuse { code, reason });
+                self.finish(SessionEnd::Refused(mismatch));
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_completion(&mut self, completion: Completion) {
+        let Completion { op, memory, outcome } = completion;
+        if let Some(key) = self.outgoing_of(op) {
+            drop(memory);
+            self.send_done(key, outcome);
+        } else if let Some(key) = self.incoming_of(op) {
+            self.receive_done(key, memory, outcome);
+        }
+    }
+
+    /// Ends the session: fails everything that is open, then closes the link.
+    fn finish(&mut self, end: SessionEnd) {
+        if self.end().is_some() {
+            // Operations that were still with the link have completed by now.
+            self.outgoing.clear();
+            self.incoming.clear();
+            return;
+        }
+        let link_is_gone = matches!(end, SessionEnd::Link(_));
+        self.phase = Phase::Ended(end.clone());
+        self.fail_outgoing(&end, link_is_gone);
+        self.fail_incoming(&end, link_is_gone);
+        self.notices.push_back(Notice::Ended(end));
+        self.actions.push_back(Action::Close);
+    }
+
+    fn send(&mut self, frame: Bytes) {
+        if self.end().is_none() {
+            self.actions
+                .push_back(Action::Submit(Op::Control(frame), Purpose(PurposeKind::Control)));
+        }
+    }
+
+    fn send_for(&mut self, key: HandoffKey, kind: Kind, body: &impl prost::Message) {
+        let header = Header::control(kind, key.request, key.epoch);
+        // The bodies sent this way have a few numbers and a short reason.
+        let frame = encode_frame(header, body).expect("a small body fits a frame");
+        self.send(frame);
+    }
+
+    fn send_own(&mut self, kind: Kind, body: &impl prost::Message) {
+        debug_assert!(body.encoded_len() < crate::wire::BODY_LEN_MAX);
+        self.send_for(HandoffKey { request: Uuid::nil(), epoch: 0 }, kind, body);
+    }
+
+    fn next_tag(&mut self) -> u64 {
+        self.last_tag += 1;
+        self.last_tag
+    }
+}

@@ -1,0 +1,284 @@
+//! The sender's side of a handoff.
+
+use bytes::Bytes;
+
+use super::error::{OfferError, SessionEnd, SessionViolation};
+use super::{Action, HandoffKey, Notice, Purpose, PurposeKind, Session};
+use crate::pool::{Cursor, Digest, GatherList, PayloadOrder, SealedBlock};
+use crate::transport::{Op, OpError, OpId, StreamTag};
+use crate::wire::{Header, Kind, body, encode_frame};
+
+/// Bytes digested a step for a receiver that pulls, so that other traffic is never held up for long.
+const DIGEST_STEP: usize = 2 << 20;
+
+/// What is offered.
+#[derive(Debug)]
+pub struct OfferPayload {
+    /// Blocks of the sequence, in token order from token 0; not empty.
+    pub blocks: Vec<SealedBlock>,
+    /// Tokens that they hold.
+    pub tokens: usize,
+    /// What the receiver's user should know before it decides.
+    pub meta: Bytes,
+}
+
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    blocks: Vec<SealedBlock>,
+    tokens: usize,
+    state: State,
+    /// The user let go: the blocks stay only for as long as somebody may read them.
+    withdrawn: bool,
+    /// The receiver said its last word.
+    answered: bool,
+    /// The receiver can reach the blocks by itself, and may do so until its last word.
+    reachable: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    Offered,
+    /// The link has the payload.
+    Streaming(Option<OpId>),
+    /// The receiver pulls; this side digests what it should get.
+    Digesting(Box<Digesting>),
+    /// ATP is out.
+    Sent,
+}
+
+#[derive(Debug)]
+struct Digesting {
+    list: GatherList,
+    cursor: Cursor,
+    digest: Digest,
+}
+
+impl Digesting {
+    /// Digests some more; false when all is done.
+    fn step(&mut self) -> bool {
+        let mut bytes = 0;
+        for slice in self.list.slices(&self.cursor, DIGEST_STEP) {
+            self.digest.update(slice);
+            bytes += slice.len();
+        }
+        self.cursor.advance(self.list.extents(), bytes);
+        bytes > 0
+    }
+}
+
+impl Outgoing {
+    pub(super) fn is_withdrawn(&self) -> bool {
+        self.withdrawn
+    }
+
+    fn order(&self) -> PayloadOrder {
+        PayloadOrder { block_tokens: self.blocks[0].pool().spec().block_tokens }
+    }
+
+    fn list(&self, from: usize) -> Result<GatherList, crate::pool::ListError> {
+        let pool = self.blocks[0].pool();
+        GatherList::new(pool, &self.blocks, self.order(), from..self.tokens)
+    }
+
+    fn is_over(&self) -> bool {
+        let with_link = matches!(self.state, State::Streaming(_));
+        let readable = self.reachable && !self.answered;
+        self.withdrawn && !with_link && !readable
+    }
+}
+
+impl Session {
+    /// Offers the blocks of a finished sequence.
+    ///
+    /// # Errors
+    /// [`OfferError`] when nothing was sent.
+    pub fn offer(&mut self, key: HandoffKey, payload: OfferPayload) -> Result<(), OfferError> {
+        if let Some(end) = self.end() {
+            return Err(OfferError::Ended(end.clone()));
+        }
+        if self.outgoing.contains_key(&key) {
+            return Err(OfferError::Duplicate);
+        }
+        let OfferPayload { blocks, tokens, meta } = payload;
+        let reachable = self.capabilities.get && self.region.is_some();
+        let (state, withdrawn, answered) = (State::Offered, false, false);
+        let offer = Outgoing { blocks, tokens, state, withdrawn, answered, reachable };
+        let list = offer.list(0)?;
+        let mut rts = body::Rts {
+            tokens: tokens as u64,
+            block_tokens: offer.order().block_tokens,
+            meta,
+            ..body::Rts::default()
+        };
+        if reachable {
+            rts.region_key = self.region.map(|key| key.0);
+            rts.extents = list
+                .extents()
+                .iter()
+                .map(|e| body::ExtentRun { offset: e.offset as u64, len: e.len as u64 })
+                .collect();
+        }
+        let header = Header::control(Kind::Rts, key.request, key.epoch);
+        self.send(encode_frame(header, &rts)?);
+        self.outgoing.insert(key, offer);
+        Ok(())
+    }
+
+    /// Takes an offer back. No notice follows; the blocks are let go as soon as nobody can read them.
+    pub fn withdraw(&mut self, key: HandoffKey) {
+        let Some(offer) = self.outgoing.get_mut(&key) else { return };
+        if !std::mem::replace(&mut offer.withdrawn, true) {
+            self.send_for(key, Kind::Withdraw, &body::Withdraw {});
+        }
+        self.let_go(key);
+    }
+
+    /// Digests some of the payloads that receivers pull. Bounded work; true when there is more to do.
+    pub fn work(&mut self) -> bool {
+        let mut done = Vec::new();
+        let mut more = false;
+        for (key, offer) in &mut self.outgoing {
+            let State::Digesting(digesting) = &mut offer.state else { continue };
+            if !offer.withdrawn && digesting.step() {
+                more = true;
+            } else {
+                done.push((*key, digesting.digest.value()));
+            }
+        }
+        for (key, digest) in done {
+            self.all_sent(key, digest);
+        }
+        more
+    }
+
+    pub(super) fn handle_rtr(
+        &mut self,
+        key: HandoffKey,
+        rtr: &body::Rtr,
+    ) -> Result<(), SessionViolation> {
+        let Some(offer) = self.outgoing.get_mut(&key).filter(|offer| !offer.withdrawn) else {
+            self.counters.late_frames += 1;
+            return Ok(());
+        };
+        if !matches!(offer.state, State::Offered) {
+            return Err(SessionViolation::OutOfPlace(Kind::Rtr));
+        }
+        let from = rtr.needed_from as usize;
+        if from == offer.tokens {
+            self.all_sent(key, Digest::default().value());
+            return Ok(());
+        }
+        let list = offer.list(from).map_err(|_| SessionViolation::BadRange)?;
+        if rtr.tag == 0 {
+            if !offer.reachable {
+                return Err(SessionViolation::OutOfPlace(Kind::Rtr));
+            }
+            offer.state = State::Digesting(Box::new(Digesting {
+                list,
+                cursor: Cursor::default(),
+                digest: Digest::default(),
+            }));
+        } else {
+            // From here on only the link reads the blocks.
+            offer.reachable = false;
+            offer.state = State::Streaming(None);
+            let op = Op::Stream { tag: StreamTag(rtr.tag), payload: list };
+            self.actions.push_back(Action::Submit(op, Purpose(PurposeKind::Send(key))));
+        }
+        Ok(())
+    }
+
+    pub(super) fn handle_ats(&mut self, key: HandoffKey) -> Result<(), SessionViolation> {
+        match self.outgoing.get(&key) {
+            None => self.counters.late_frames += 1,
+            Some(Outgoing { state: State::Sent, withdrawn, .. }) => {
+                if !withdrawn {
+                    self.notices.push_back(Notice::OfferEnded(key, Ok(())));
+                }
+                self.outgoing.remove(&key);
+            }
+            Some(_) => return Err(SessionViolation::OutOfPlace(Kind::Ats)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn handle_decline(&mut self, key: HandoffKey, decline: body::Decline) {
+        let code = decline.code();
+        let Some(offer) = self.outgoing.get_mut(&key) else {
+            self.counters.late_frames += 1;
+            return;
+        };
+        offer.answered = true;
+        if !std::mem::replace(&mut offer.withdrawn, true) {
+            let error = OfferError::Declined { code, reason: decline.reason };
+            self.notices.push_back(Notice::OfferEnded(key, Err(error)));
+        }
+        self.let_go(key);
+    }
+
+    pub(super) fn send_accepted(&mut self, key: HandoffKey, id: OpId) {
+        let Some(offer) = self.outgoing.get_mut(&key) else { return };
+        if let State::Streaming(op) = &mut offer.state {
+            *op = Some(id);
+        }
+        if offer.withdrawn {
+            self.actions.push_back(Action::Cancel(id));
+        }
+    }
+
+    pub(super) fn send_done(&mut self, key: HandoffKey, outcome: Result<u64, OpError>) {
+        let Some(offer) = self.outgoing.get_mut(&key) else { return };
+        match outcome {
+            Ok(digest) => self.all_sent(key, digest),
+            Err(error) => {
+                offer.state = State::Sent;
+                if !std::mem::replace(&mut offer.withdrawn, true) {
+                    self.send_for(key, Kind::Withdraw, &body::Withdraw {});
+                    let error = OfferError::Transport(error);
+                    self.notices.push_back(Notice::OfferEnded(key, Err(error)));
+                }
+                self.let_go(key);
+            }
+        }
+    }
+
+    pub(super) fn outgoing_of(&self, id: OpId) -> Option<HandoffKey> {
+        let streams =
+            |offer: &Outgoing| matches!(offer.state, State::Streaming(Some(op)) if op == id);
+        self.outgoing.iter().find(|(_, offer)| streams(offer)).map(|(key, _)| *key)
+    }
+
+    /// The session ends: tells the user, and keeps what a peer may still read until the link is gone.
+    pub(super) fn fail_outgoing(&mut self, end: &SessionEnd, link_is_gone: bool) {
+        for (key, offer) in &mut self.outgoing {
+            if !std::mem::replace(&mut offer.withdrawn, true) {
+                let error = OfferError::Ended(end.clone());
+                self.notices.push_back(Notice::OfferEnded(*key, Err(error)));
+            }
+        }
+        if link_is_gone {
+            self.outgoing.clear();
+        }
+    }
+
+    /// All payload is out: the digest follows it.
+    fn all_sent(&mut self, key: HandoffKey, digest: u64) {
+        let Some(offer) = self.outgoing.get_mut(&key) else { return };
+        offer.state = State::Sent;
+        if offer.withdrawn {
+            self.let_go(key);
+        } else {
+            self.send_for(key, Kind::Atp, &body::Atp { digest });
+        }
+    }
+
+    /// Drops a withdrawn offer, or asks its link to be done with it.
+    fn let_go(&mut self, key: HandoffKey) {
+        let Some(offer) = self.outgoing.get(&key) else { return };
+        if offer.is_over() {
+            self.outgoing.remove(&key);
+        } else if let State::Streaming(Some(op)) = offer.state {
+            self.actions.push_back(Action::Cancel(op));
+        }
+    }
+}
