@@ -40,7 +40,8 @@ impl OutgoingHandoff {
 
 impl Drop for OutgoingHandoff {
     fn drop(&mut self) {
-        if self.ended.is_some() {
+        // The driver tells a live offer from a dropped one by its reply channel: close it first.
+        if self.ended.take().is_some() {
             self.connection.request(Request::Withdraw(self.key));
         }
     }

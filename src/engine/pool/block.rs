@@ -273,11 +273,19 @@ impl ReservedBlock {
     /// Writes `byte` to every byte of every token of the block.
     pub fn fill(&mut self, byte: u8) {
         for token in 0..self.pool.spec().block_tokens {
-            for extent in self.pool.token_extents(self.id, token).into_iter().flatten() {
-                // SAFETY: the extent lies in this block, which nobody else reads or writes (P1), and
-                // `self` is borrowed exclusively.
-                unsafe { self.pool.region().bytes_mut(extent) }.fill(byte);
-            }
+            self.fill_token(token, byte);
+        }
+    }
+
+    /// Writes `byte` to every byte of one token.
+    ///
+    /// # Panics
+    /// When the block does not have so many tokens.
+    pub fn fill_token(&mut self, token: u32, byte: u8) {
+        for extent in self.pool.token_extents(self.id, token).into_iter().flatten() {
+            // SAFETY: the extent lies in this block, which nobody else reads or writes (P1), and
+            // `self` is borrowed exclusively.
+            unsafe { self.pool.region().bytes_mut(extent) }.fill(byte);
         }
     }
 
