@@ -1,0 +1,308 @@
+//! One connection: joins a [`Sender`] and a [`Receiver`] with a socket, and knows how it ends.
+
+use std::future::Future;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::Shutdown;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use blockwire::pool::{Region, TransferStats};
+use blockwire::transport::{
+    Capabilities, CloseReason, Link, LinkEvent, Op, OpError, OpId, Refused, RegionKey,
+    RegisterError,
+};
+use blockwire::wire::{BODY_LEN_MAX, HEADER_LEN, Header, Kind, PAYLOAD_LEN_MAX};
+use socket2::SockRef;
+use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
+
+use crate::SCHEME;
+use crate::options::TcpOptions;
+use crate::receive::Receiver;
+use crate::send::Sender;
+use crate::socket;
+
+/// Slices of one gathering write or scattering read. The system takes 1024; with fewer, setting up
+/// the array stays cheap beside the call, and blocks of 2 KiB still make half a megabyte.
+const SLICES_MAX: usize = 256;
+/// Bytes that one direction may move in one poll, so that neither starves the other or other links.
+const POLL_LEN_MAX: usize = 4 << 20;
+/// System calls of one direction in one poll, for the same reason.
+const POLL_CALLS_MAX: usize = 64;
+
+/// The mechanism to one peer over TCP.
+#[derive(Debug)]
+pub(crate) struct TcpLink {
+    /// None once the link has ended.
+    stream: Option<TcpStream>,
+    sender: Sender,
+    receiver: Receiver,
+    stage: Stage,
+    /// Writing failed because the peer is gone; what it sent before may still be read.
+    write_error: Option<io::Error>,
+    /// What happened outside of a poll.
+    pending: Vec<LinkEvent>,
+    next_op: u64,
+    same_host: bool,
+    peer: String,
+    stats: Arc<TransferStats>,
+    flush_timeout: Duration,
+    linger_timeout: Duration,
+}
+
+/// How far the end has come.
+#[derive(Debug)]
+enum Stage {
+    Open,
+    /// Sending what was accepted.
+    Flushing(Option<Pin<Box<Sleep>>>),
+    /// All is sent, and the peer was told that nothing follows: closing now, with bytes of the peer
+    /// unread, would reset the connection and could destroy what is still under way.
+    Lingering(Pin<Box<Sleep>>),
+    Closed(CloseReason),
+}
+
+impl TcpLink {
+    /// Takes a connected socket.
+    pub(crate) fn new(stream: TcpStream, options: &TcpOptions) -> io::Result<Self> {
+        let (local, peer) = (stream.local_addr()?, stream.peer_addr()?);
+        let same_host = local.ip() == peer.ip() || peer.ip().to_canonical().is_loopback();
+        socket::tune(&stream, same_host, options);
+        let stats = Arc::<TransferStats>::default();
+        let payload_len_max = options.payload_len_max.clamp(1, PAYLOAD_LEN_MAX);
+        Ok(Self {
+            stream: Some(stream),
+            sender: Sender::new(payload_len_max, Arc::clone(&stats)),
+            receiver: Receiver::new(Arc::clone(&stats)),
+            stage: Stage::Open,
+            write_error: None,
+            pending: Vec::new(),
+            next_op: 0,
+            same_host,
+            peer: format!("{SCHEME}://{peer}"),
+            stats,
+            flush_timeout: options.flush_timeout,
+            linger_timeout: options.linger_timeout,
+        })
+    }
+
+    fn refusal(&self, op: &Op) -> Option<OpError> {
+        match (&self.stage, op) {
+            (Stage::Closed(reason), _) => Some(OpError::Closed(reason.clone())),
+            (Stage::Flushing(_) | Stage::Lingering(_), _) => {
+                Some(OpError::Closed(CloseReason::Local))
+            }
+            (Stage::Open, Op::Control(frame)) => control_refusal(frame),
+            (Stage::Open, Op::Get { .. }) => Some(OpError::Unsupported("get")),
+            (Stage::Open, Op::Stream { .. } | Op::Land { .. }) => None,
+        }
+    }
+
+    /// Ends the link: every operation completes, then `Closed`.
+    fn end(&mut self, reason: CloseReason, events: &mut Vec<LinkEvent>) {
+        let reason = match (&self.stage, reason) {
+            (_, violated @ CloseReason::Violated(_)) => violated,
+            (Stage::Open, reason) => reason,
+            _ => CloseReason::Local,
+        };
+        self.sender.abort(&reason, events);
+        self.receiver.end_all(&reason, events);
+        self.stream = None;
+        self.stage = Stage::Closed(reason.clone());
+        events.push(LinkEvent::Closed(reason));
+    }
+
+    /// Writes until the socket is full, there is nothing to write, or the poll's share is used up.
+    fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        events: &mut Vec<LinkEvent>,
+    ) -> Poll<Result<(), CloseReason>> {
+        let Some(stream) = &self.stream else { return Poll::Pending };
+        let mut bytes = 0;
+        for _ in 0..POLL_CALLS_MAX {
+            if self.sender.is_idle() || self.write_error.is_some() {
+                return Poll::Pending;
+            }
+            std::task::ready!(stream.poll_write_ready(cx)).map_err(lost)?;
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = self.sender.plan(&mut slices);
+            match stream.try_write_vectored(&slices[..count]) {
+                Ok(len) => {
+                    self.sender.wrote(len, events);
+                    bytes += len;
+                }
+                Err(error) if may_retry(&error) => {}
+                Err(error) if peer_is_gone(&error) => self.write_error = Some(error),
+                Err(error) => return Poll::Ready(Err(lost(error))),
+            }
+            if bytes >= POLL_LEN_MAX {
+                break;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads until the socket is empty, or the poll's share is used up.
+    fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        events: &mut Vec<LinkEvent>,
+    ) -> Poll<Result<(), CloseReason>> {
+        let Some(stream) = &self.stream else { return Poll::Pending };
+        let mut bytes = 0;
+        for _ in 0..POLL_CALLS_MAX {
+            std::task::ready!(stream.poll_read_ready(cx)).map_err(lost)?;
+            let mut slices: [IoSliceMut<'_>; SLICES_MAX] =
+                std::array::from_fn(|_| IoSliceMut::new(&mut []));
+            let count = self.receiver.room(&mut slices);
+            match stream.try_read_vectored(&mut slices[..count]) {
+                Ok(0) => return Poll::Ready(Err(self.end_of_stream())),
+                Ok(len) => {
+                    self.receiver.filled(len, events)?;
+                    bytes += len;
+                }
+                Err(error) if may_retry(&error) => {}
+                Err(error) => return Poll::Ready(Err(lost(error))),
+            }
+            if bytes >= POLL_LEN_MAX {
+                break;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn end_of_stream(&mut self) -> CloseReason {
+        match self.write_error.take() {
+            Some(error) if error.kind() != io::ErrorKind::BrokenPipe => lost(error),
+            _ if self.receiver.at_boundary() => CloseReason::PeerGone,
+            _ => lost(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// Goes on with an orderly end; ready when it has come.
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<CloseReason> {
+        if let Stage::Flushing(deadline) = &mut self.stage {
+            let unsent = !self.sender.is_idle() && self.write_error.is_none();
+            if unsent {
+                let timeout = self.flush_timeout;
+                let deadline = deadline.get_or_insert_with(|| Box::pin(sleep(timeout)));
+                return deadline.as_mut().poll(cx).map(|()| CloseReason::Local);
+            }
+            if let Some(stream) = &self.stream
+                && SockRef::from(stream).shutdown(Shutdown::Write).is_err()
+            {
+                return Poll::Ready(CloseReason::Local);
+            }
+            self.stage = Stage::Lingering(Box::pin(sleep(self.linger_timeout)));
+        }
+        match &mut self.stage {
+            Stage::Lingering(deadline) => deadline.as_mut().poll(cx).map(|()| CloseReason::Local),
+            _ => Poll::Pending,
+        }
+    }
+}
+
+impl Link for TcpLink {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { stream: true, get: false, copies_per_byte: 0, same_host: self.same_host }
+    }
+
+    fn stats(&self) -> &Arc<TransferStats> {
+        &self.stats
+    }
+
+    fn peer(&self) -> String {
+        self.peer.clone()
+    }
+
+    fn register(&mut self, _region: &Arc<Region>) -> Result<RegionKey, RegisterError> {
+        Err(RegisterError::Unsupported)
+    }
+
+    fn submit(&mut self, op: Op) -> Result<OpId, Refused> {
+        if let Some(error) = self.refusal(&op) {
+            return Err(Refused { op, error });
+        }
+        let id = OpId(self.next_op);
+        match op {
+            Op::Control(frame) => self.sender.push_control(id, frame),
+            Op::Stream { tag, payload } => {
+                self.sender.push_stream(id, tag, payload, &mut self.pending);
+            }
+            Op::Land { tag, room } => {
+                if let Err(room) = self.receiver.post(id, tag, room, &mut self.pending) {
+                    let error = OpError::TagReused(tag);
+                    return Err(Refused { op: Op::Land { tag, room }, error });
+                }
+            }
+            Op::Get { .. } => return Err(Refused { op, error: OpError::Unsupported("get") }),
+        }
+        self.next_op += 1;
+        Ok(id)
+    }
+
+    fn cancel(&mut self, op: OpId) {
+        self.sender.cancel(op, &mut self.pending);
+        self.receiver.cancel(op, &mut self.pending);
+    }
+
+    fn close(&mut self) {
+        if matches!(self.stage, Stage::Open) {
+            self.stage = Stage::Flushing(None);
+            self.sender.end_streams(&CloseReason::Local, &mut self.pending);
+            self.receiver.end_all(&CloseReason::Local, &mut self.pending);
+        }
+    }
+
+    fn poll_progress(&mut self, cx: &mut Context<'_>, events: &mut Vec<LinkEvent>) -> Poll<()> {
+        let before = events.len();
+        events.append(&mut self.pending);
+        let sent = self.poll_send(cx, events);
+        let received = match sent {
+            Poll::Ready(Err(_)) => Poll::Pending,
+            _ => self.poll_receive(cx, events),
+        };
+        let more = sent.is_ready() || received.is_ready();
+        let ended = [sent, received].into_iter().find_map(|half| match half {
+            Poll::Ready(Err(reason)) => Some(reason),
+            _ => None,
+        });
+        match ended {
+            Some(reason) => self.end(reason, events),
+            None => {
+                if let Poll::Ready(reason) = self.poll_close(cx) {
+                    self.end(reason, events);
+                }
+            }
+        }
+        if more || events.len() > before { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+/// The peer finds the end of a control frame by its header alone.
+fn control_refusal(frame: &[u8]) -> Option<OpError> {
+    if frame.len() > HEADER_LEN + BODY_LEN_MAX {
+        return Some(OpError::ControlTooLong(frame.len()));
+    }
+    let header = frame.first_chunk().and_then(|head| Header::parse(head).ok());
+    let delimited = header.is_some_and(|header| {
+        header.kind != Kind::Payload && HEADER_LEN + header.body_len as usize == frame.len()
+    });
+    (!delimited).then_some(OpError::Unsupported("control without a header of its own length"))
+}
+
+fn may_retry(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+fn peer_is_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset)
+}
+
+fn lost(error: io::Error) -> CloseReason {
+    CloseReason::Lost(Arc::new(error))
+}

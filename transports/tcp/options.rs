@@ -1,0 +1,43 @@
+//! What can be set, and the values that suit most.
+
+use std::time::Duration;
+
+use blockwire::wire::PAYLOAD_LEN_MAX;
+
+/// Settings of all links of a [`TcpTransport`](crate::TcpTransport).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TcpOptions {
+    /// Most payload bytes of one frame: what a control frame may have to wait for. At least 1, at most
+    /// [`PAYLOAD_LEN_MAX`].
+    pub payload_len_max: u64,
+    /// Bytes of the kernel's send buffer; `None` leaves it to the kernel, which grows it as needed.
+    pub send_buffer_len: Option<u32>,
+    /// Bytes of the kernel's receive buffer; `None` leaves it to the kernel.
+    pub receive_buffer_len: Option<u32>,
+    /// How long one address of a name is tried.
+    pub connect_timeout: Duration,
+    /// How long a link may be silent before the kernel asks whether the peer still lives.
+    pub keepalive_idle: Duration,
+    /// How long it waits between two such questions; three without an answer end the link.
+    pub keepalive_interval: Duration,
+    /// How long a closing link tries to send what it accepted.
+    pub flush_timeout: Duration,
+    /// How long a closing link that sent everything waits for the peer to end too.
+    pub linger_timeout: Duration,
+}
+
+impl Default for TcpOptions {
+    fn default() -> Self {
+        Self {
+            payload_len_max: PAYLOAD_LEN_MAX,
+            send_buffer_len: None,
+            receive_buffer_len: None,
+            connect_timeout: Duration::from_secs(4),
+            keepalive_idle: Duration::from_secs(15),
+            keepalive_interval: Duration::from_secs(5),
+            flush_timeout: Duration::from_secs(5),
+            linger_timeout: Duration::from_secs(1),
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! The receiving half of a link: decides where the next bytes go. Knows no socket.
+//!
+//! A round is [`Receiver::room`], one scattering read, [`Receiver::filled`]. That no payload byte is
+//! ever copied rests on how far a read may reach:
+//! - inside a payload frame: the rest of the frame straight into its blocks, then the next header;
+//! - elsewhere, while a payload may come: to the end of the next header, and no byte further;
+//! - while no `Land` is posted, no payload that is wanted can be under way, because a `Land` is posted
+//!   before its tag is told: reads take what comes, control frames by the hundred.
+//!
+//! Should a peer guess a tag before it is told, its bytes are copied, and the copy is counted.
+
+use std::collections::BTreeMap;
+use std::io::IoSliceMut;
+use std::sync::Arc;
+
+use blockwire::pool::{Cursor, Digest, ScatterList, TransferStats, copy_payload};
+use blockwire::transport::{
+    CloseReason, Completion, LinkEvent, OpError, OpId, OpMemory, StreamTag, Violation,
+};
+use blockwire::wire::{FrameError, HEADER_LEN, Header, Kind};
+use bytes::{Bytes, BytesMut};
+
+use crate::ahead::{AHEAD_LEN, Ahead};
+use crate::tags::PostedTags;
+
+/// Payload bytes of one read: they are digested right after it, while still in the cache.
+const PIECE_LEN: usize = 512 * 1024;
+
+/// Where the next bytes belong, and what was posted for them.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    ahead: Ahead,
+    stage: Stage,
+    lands: BTreeMap<StreamTag, Box<Incoming>>,
+    posted: PostedTags,
+    dropped: u64,
+    stats: Arc<TransferStats>,
+}
+
+/// What the next byte belongs to.
+#[derive(Debug)]
+enum Stage {
+    Header,
+    /// A control frame's body; `frame` grows as bytes come, whatever its header promises.
+    Body {
+        frame: BytesMut,
+        left: usize,
+    },
+    Payload {
+        tag: StreamTag,
+        left: usize,
+    },
+    /// Payload for a tag that ended.
+    Drop {
+        left: usize,
+    },
+}
+
+/// A payload on its way in.
+#[derive(Debug)]
+struct Incoming {
+    op: OpId,
+    room: ScatterList,
+    cursor: Cursor,
+    digest: Digest,
+}
+
+impl Receiver {
+    /// Between two frames, nothing posted.
+    pub(crate) fn new(stats: Arc<TransferStats>) -> Self {
+        let (lands, posted) = (BTreeMap::new(), PostedTags::default());
+        Self { ahead: Ahead::default(), stage: Stage::Header, lands, posted, dropped: 0, stats }
+    }
+
+    /// Whether the peer could end here without cutting a frame.
+    pub(crate) fn at_boundary(&self) -> bool {
+        matches!(self.stage, Stage::Header) && self.ahead.unused().is_empty()
+    }
+
+    /// Posts room for a tag; gives it back when the tag does not rise.
+    pub(crate) fn post(
+        &mut self,
+        op: OpId,
+        tag: StreamTag,
+        room: ScatterList,
+        events: &mut Vec<LinkEvent>,
+    ) -> Result<(), ScatterList> {
+        if !self.posted.post(tag) {
+            return Err(room);
+        }
+        let (cursor, digest) = (Cursor::default(), Digest::default());
+        let incoming = Box::new(Incoming { op, room, cursor, digest });
+        if incoming.room.is_empty() {
+            events.push(incoming.complete(None));
+        } else {
+            self.lands.insert(tag, incoming);
+        }
+        Ok(())
+    }
+
+    /// Ends a `Land`. The room is free at once: nothing writes to it between two reads.
+    pub(crate) fn cancel(&mut self, op: OpId, events: &mut Vec<LinkEvent>) {
+        let found = self.lands.iter().find(|(_, land)| land.op == op).map(|(tag, _)| *tag);
+        if let Some(tag) = found {
+            self.end(tag, OpError::Cancelled, events);
+        }
+    }
+
+    /// Ends every `Land`.
+    pub(crate) fn end_all(&mut self, reason: &CloseReason, events: &mut Vec<LinkEvent>) {
+        while let Some((tag, _)) = self.lands.first_key_value() {
+            self.end(*tag, OpError::Closed(reason.clone()), events);
+        }
+    }
+
+    fn end(&mut self, ended: StreamTag, error: OpError, events: &mut Vec<LinkEvent>) {
+        if let Stage::Payload { tag, left } = self.stage
+            && tag == ended
+        {
+            self.note_dropped(tag, left);
+            self.stage = Stage::Drop { left };
+        }
+        events.extend(self.lands.remove(&ended).map(|land| land.complete(Some(error))));
+    }
+
+    /// Room for the next bytes; returns how many slices were set, at least one.
+    pub(crate) fn room<'a>(&'a mut self, slices: &mut [IoSliceMut<'a>]) -> usize {
+        let ahead_max = self.ahead_max();
+        let mut count = 0;
+        if let Stage::Payload { tag, left } = self.stage
+            && let Some(land) = self.lands.get_mut(&tag)
+        {
+            let wanted = left.min(PIECE_LEN);
+            let mut planned = 0;
+            let room = land.room.slices(&land.cursor, wanted);
+            for (slice, room) in slices.iter_mut().zip(room) {
+                planned += room.len();
+                *slice = IoSliceMut::new(room);
+                count += 1;
+            }
+            if planned < left || count == slices.len() {
+                return count;
+            }
+        }
+        slices[count] = IoSliceMut::new(self.ahead.room(ahead_max));
+        count + 1
+    }
+
+    /// How many bytes may be read without knowing what they are.
+    fn ahead_max(&self) -> usize {
+        if self.lands.is_empty() {
+            return AHEAD_LEN;
+        }
+        match self.stage {
+            Stage::Header => HEADER_LEN - self.ahead.unused().len(),
+            Stage::Body { left, .. } | Stage::Drop { left } => left + HEADER_LEN,
+            Stage::Payload { .. } => HEADER_LEN,
+        }
+    }
+
+    /// Says that the first `len` bytes of the room are filled.
+    ///
+    /// # Errors
+    /// [`Violation`]: the stream cannot be read further.
+    pub(crate) fn filled(
+        &mut self,
+        len: usize,
+        events: &mut Vec<LinkEvent>,
+    ) -> Result<(), Violation> {
+        let mut of_payload = 0;
+        if let Stage::Payload { tag, left } = self.stage
+            && let Some(land) = self.lands.get_mut(&tag)
+        {
+            of_payload = len.min(left);
+            land.filled(of_payload);
+            self.payload_came(tag, left - of_payload, of_payload, events);
+        }
+        self.ahead.fill(len - of_payload);
+        while self.step(events)? {}
+        Ok(())
+    }
+
+    /// Uses what was read ahead; false when it does not suffice.
+    fn step(&mut self, events: &mut Vec<LinkEvent>) -> Result<bool, Violation> {
+        let unused = self.ahead.unused();
+        match &mut self.stage {
+            Stage::Header => {
+                let Some(head) = unused.first_chunk() else { return Ok(false) };
+                let header = Header::parse(head)?;
+                if header.kind == Kind::Payload {
+                    check_payload_header(head, &header)?;
+                    self.stage = self.begin_payload(&header)?;
+                    self.ahead.consume(HEADER_LEN);
+                } else {
+                    self.begin_control(&header, events);
+                }
+                Ok(true)
+            }
+            _ if unused.is_empty() => Ok(false),
+            Stage::Body { frame, left } => {
+                let step = unused.len().min(*left);
+                frame.extend_from_slice(&unused[..step]);
+                *left -= step;
+                if *left == 0 {
+                    events.push(LinkEvent::Received(std::mem::take(frame).freeze()));
+                    self.stage = Stage::Header;
+                }
+                self.ahead.consume(step);
+                Ok(true)
+            }
+            Stage::Drop { left } => {
+                let step = unused.len().min(*left);
+                *left -= step;
+                if *left == 0 {
+                    self.stage = Stage::Header;
+                }
+                self.ahead.consume(step);
+                Ok(true)
+            }
+            Stage::Payload { .. } => {
+                self.copy_guessed(events);
+                Ok(true)
+            }
+        }
+    }
+
+    /// A frame that came whole is handed on at once; another one is collected.
+    fn begin_control(&mut self, header: &Header, events: &mut Vec<LinkEvent>) {
+        let whole = HEADER_LEN + header.body_len as usize;
+        let unused = self.ahead.unused();
+        if let Some(frame) = unused.get(..whole) {
+            events.push(LinkEvent::Received(Bytes::copy_from_slice(frame)));
+            self.ahead.consume(whole);
+        } else {
+            let mut frame = BytesMut::with_capacity(whole.min(AHEAD_LEN));
+            frame.extend_from_slice(&unused[..HEADER_LEN]);
+            self.stage = Stage::Body { frame, left: header.body_len as usize };
+            self.ahead.consume(HEADER_LEN);
+        }
+    }
+
+    fn begin_payload(&mut self, header: &Header) -> Result<Stage, Violation> {
+        let (tag, left) = (StreamTag(header.tag), header.payload_len as usize);
+        let Some(land) = self.lands.get(&tag) else {
+            if !self.posted.contains(tag) {
+                return Err(Violation::UnknownTag(tag));
+            }
+            self.note_dropped(tag, left);
+            return Ok(Stage::Drop { left });
+        };
+        let (expected, len) = (land.cursor.position(), land.room.len());
+        if header.offset != expected || header.payload_len > len - expected {
+            let (offset, end) = (header.offset, header.offset.saturating_add(header.payload_len));
+            return Err(Violation::PayloadRange { tag, offset, end, expected, len });
+        }
+        Ok(Stage::Payload { tag, left })
+    }
+
+    /// Payload that was read before its `Land` was posted: the peer guessed the tag.
+    fn copy_guessed(&mut self, events: &mut Vec<LinkEvent>) {
+        let Stage::Payload { tag, left } = self.stage else { return };
+        let Some(land) = self.lands.get_mut(&tag) else { return };
+        let unused = self.ahead.unused();
+        let step = unused.len().min(left);
+        let mut rest = &unused[..step];
+        for room in land.room.slices(&land.cursor, step) {
+            let (now, later) = rest.split_at(room.len());
+            copy_payload(now, room, &mut land.digest, &self.stats);
+            rest = later;
+        }
+        land.cursor.advance(land.room.extents(), step);
+        self.ahead.consume(step);
+        self.payload_came(tag, left - step, step, events);
+    }
+
+    fn payload_came(
+        &mut self,
+        tag: StreamTag,
+        left: usize,
+        came: usize,
+        events: &mut Vec<LinkEvent>,
+    ) {
+        self.stats.add_landed(came as u64);
+        self.stage = if left == 0 { Stage::Header } else { Stage::Payload { tag, left } };
+        if self.lands.get(&tag).is_some_and(|land| land.is_full()) {
+            events.extend(self.lands.remove(&tag).map(|land| land.complete(None)));
+        }
+    }
+
+    fn note_dropped(&mut self, tag: StreamTag, len: usize) {
+        self.dropped += len as u64;
+        tracing::debug!(tag = tag.0, len, total = self.dropped, "late payload is dropped");
+    }
+}
+
+impl Incoming {
+    fn is_full(&self) -> bool {
+        self.cursor.position() == self.room.len()
+    }
+
+    fn filled(&mut self, len: usize) {
+        for slice in self.room.slices(&self.cursor, len) {
+            self.digest.update(slice);
+        }
+        self.cursor.advance(self.room.extents(), len);
+    }
+
+    fn complete(self, error: Option<OpError>) -> LinkEvent {
+        let outcome = error.map_or_else(|| Ok(self.digest.value()), Err);
+        let memory = OpMemory::Room(self.room);
+        LinkEvent::Completed(Completion { op: self.op, memory, outcome })
+    }
+}
+
+/// Nobody checks a payload header later, so it is checked whole here.
+fn check_payload_header(head: &[u8; HEADER_LEN], header: &Header) -> Result<(), Violation> {
+    if header.body_len > 0 {
+        let found = HEADER_LEN + header.body_len as usize;
+        return Err(FrameError::Length { found, expected: HEADER_LEN }.into());
+    }
+    Ok(Header::verify(head, &[])?)
+}

@@ -1,0 +1,272 @@
+//! The sending half of a link: decides which bytes go next. Knows no socket.
+//!
+//! A round is [`Sender::plan`], one gathering write, [`Sender::wrote`]. The plan is
+//! ```text
+//! rest of the payload frame that was begun, then control     or
+//! control, then a fresh payload frame of the next stream
+//! ```
+//! so that control waits for one frame at most, and small control and payload share a write.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use blockwire::pool::{Cursor, Digest, GatherList, TransferStats};
+use blockwire::transport::{
+    CloseReason, Completion, LinkEvent, OpError, OpId, OpMemory, StreamTag,
+};
+use blockwire::wire::{HEADER_LEN, Header};
+use bytes::Bytes;
+
+/// Payload bytes of one write: they are digested right after it, while still in the cache.
+const PIECE_LEN: usize = 512 * 1024;
+
+/// What is to be sent, and how far it got.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    control: VecDeque<(OpId, Bytes)>,
+    /// Bytes of the first control frame that are written.
+    control_written: usize,
+    /// The first one is the frame's.
+    streams: VecDeque<Box<Outgoing>>,
+    frame: Option<Frame>,
+    payload_len_max: u64,
+    stats: Arc<TransferStats>,
+}
+
+/// A payload on its way out.
+#[derive(Debug)]
+struct Outgoing {
+    op: OpId,
+    tag: StreamTag,
+    payload: GatherList,
+    cursor: Cursor,
+    digest: Digest,
+    /// How it ends once its frame is out.
+    ended: Option<OpError>,
+}
+
+/// The payload frame at work.
+#[derive(Debug)]
+struct Frame {
+    header: [u8; HEADER_LEN],
+    header_written: usize,
+    payload_left: u64,
+}
+
+impl Frame {
+    fn begun(&self) -> bool {
+        self.header_written > 0
+    }
+}
+
+impl Sender {
+    /// Nothing to send.
+    pub(crate) fn new(payload_len_max: u64, stats: Arc<TransferStats>) -> Self {
+        let (control, streams) = (VecDeque::new(), VecDeque::new());
+        Self { control, control_written: 0, streams, frame: None, payload_len_max, stats }
+    }
+
+    /// Whether everything is written.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.control.is_empty() && self.streams.is_empty()
+    }
+
+    /// Queues a control frame.
+    pub(crate) fn push_control(&mut self, op: OpId, frame: Bytes) {
+        self.control.push_back((op, frame));
+    }
+
+    /// Queues a payload.
+    pub(crate) fn push_stream(
+        &mut self,
+        op: OpId,
+        tag: StreamTag,
+        payload: GatherList,
+        events: &mut Vec<LinkEvent>,
+    ) {
+        let (cursor, digest) = (Cursor::default(), Digest::default());
+        let outgoing = Box::new(Outgoing { op, tag, payload, cursor, digest, ended: None });
+        if outgoing.payload.is_empty() {
+            return events.push(outgoing.complete());
+        }
+        self.streams.push_back(outgoing);
+    }
+
+    /// Ends an operation: at once, or when the frame that was begun is out.
+    pub(crate) fn cancel(&mut self, op: OpId, events: &mut Vec<LinkEvent>) {
+        if let Some(index) = self.control.iter().position(|(id, _)| *id == op) {
+            if index > 0 || self.control_written == 0 {
+                self.control.remove(index);
+                events.push(control_done(op, Err(OpError::Cancelled)));
+            }
+        } else if let Some(index) = self.streams.iter().position(|stream| stream.op == op) {
+            self.end_stream(index, OpError::Cancelled, events);
+        }
+    }
+
+    /// Ends every payload; control goes on.
+    pub(crate) fn end_streams(&mut self, reason: &CloseReason, events: &mut Vec<LinkEvent>) {
+        for index in (0..self.streams.len()).rev() {
+            self.end_stream(index, OpError::Closed(reason.clone()), events);
+        }
+    }
+
+    /// Ends everything at once: there is no wire any more.
+    pub(crate) fn abort(&mut self, reason: &CloseReason, events: &mut Vec<LinkEvent>) {
+        self.frame = None;
+        self.end_streams(reason, events);
+        let closed = || Err(OpError::Closed(reason.clone()));
+        events.extend(self.control.drain(..).map(|(op, _)| control_done(op, closed())));
+    }
+
+    fn end_stream(&mut self, index: usize, error: OpError, events: &mut Vec<LinkEvent>) {
+        if index == 0 && self.frame.as_ref().is_some_and(Frame::begun) {
+            self.streams[0].ended.get_or_insert(error);
+            return;
+        }
+        if index == 0 {
+            self.frame = None;
+        }
+        if let Some(mut stream) = self.streams.remove(index) {
+            stream.ended = Some(error);
+            events.push(stream.complete());
+        }
+    }
+
+    /// The next bytes; returns how many slices were set.
+    pub(crate) fn plan<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
+        if self.frame.is_none() {
+            self.frame = self.streams.front().map(|stream| stream.next_frame(self.payload_len_max));
+        }
+        let mut plan = Plan { slices, len: 0 };
+        if self.frame.as_ref().is_some_and(Frame::begun) {
+            if self.plan_payload(&mut plan) {
+                self.plan_control(&mut plan);
+            }
+        } else if self.plan_control(&mut plan) {
+            self.plan_payload(&mut plan);
+        }
+        plan.len
+    }
+
+    /// Whether every control frame is in the plan, so that something may follow.
+    fn plan_control<'a>(&'a self, plan: &mut Plan<'_, 'a>) -> bool {
+        let mut skip = self.control_written;
+        self.control.iter().all(|(_, frame)| plan.push(&frame[std::mem::take(&mut skip)..]))
+    }
+
+    /// Whether the whole frame is in the plan, so that something may follow.
+    fn plan_payload<'a>(&'a self, plan: &mut Plan<'_, 'a>) -> bool {
+        let (Some(frame), Some(stream)) = (&self.frame, self.streams.front()) else { return true };
+        let bytes_max = PIECE_LEN.min(frame.payload_left as usize);
+        plan.push(&frame.header[frame.header_written..])
+            && stream.payload.slices(&stream.cursor, bytes_max).all(|slice| plan.push(slice))
+            && bytes_max as u64 == frame.payload_left
+    }
+
+    /// Says that the first `len` bytes of the plan are written.
+    pub(crate) fn wrote(&mut self, len: usize, events: &mut Vec<LinkEvent>) {
+        if self.frame.as_ref().is_some_and(Frame::begun) {
+            let rest = self.wrote_payload(len, events);
+            self.wrote_control(rest, events);
+        } else {
+            let rest = self.wrote_control(len, events);
+            self.wrote_payload(rest, events);
+        }
+    }
+
+    fn wrote_control(&mut self, mut len: usize, events: &mut Vec<LinkEvent>) -> usize {
+        while let Some((op, frame)) = self.control.front() {
+            let step = len.min(frame.len() - self.control_written);
+            self.control_written += step;
+            len -= step;
+            if self.control_written < frame.len() {
+                break;
+            }
+            events.push(control_done(*op, Ok(0)));
+            self.control.pop_front();
+            self.control_written = 0;
+        }
+        len
+    }
+
+    fn wrote_payload(&mut self, len: usize, events: &mut Vec<LinkEvent>) -> usize {
+        let (Some(frame), Some(stream)) = (&mut self.frame, self.streams.front_mut()) else {
+            return len;
+        };
+        let of_header = len.min(HEADER_LEN - frame.header_written);
+        frame.header_written += of_header;
+        let of_payload = (len - of_header).min(frame.payload_left as usize);
+        frame.payload_left -= of_payload as u64;
+        stream.wrote(of_payload);
+        self.stats.add_sent(of_payload as u64);
+        if frame.payload_left == 0 {
+            self.frame = None;
+            self.next_turn(events);
+        }
+        len - of_header - of_payload
+    }
+
+    /// The frame of the first stream is out: it ends, or goes to the back of the queue.
+    fn next_turn(&mut self, events: &mut Vec<LinkEvent>) {
+        let Some(stream) = self.streams.pop_front() else { return };
+        if stream.left() == 0 || stream.ended.is_some() {
+            events.push(stream.complete());
+        } else {
+            self.streams.push_back(stream);
+        }
+    }
+}
+
+/// Slices set so far.
+struct Plan<'s, 'a> {
+    slices: &'s mut [IoSlice<'a>],
+    len: usize,
+}
+
+impl<'a> Plan<'_, 'a> {
+    /// Adds bytes; false when there is no slice left for them.
+    fn push(&mut self, bytes: &'a [u8]) -> bool {
+        if bytes.is_empty() {
+            return true;
+        }
+        let Some(slice) = self.slices.get_mut(self.len) else { return false };
+        *slice = IoSlice::new(bytes);
+        self.len += 1;
+        true
+    }
+}
+
+impl Outgoing {
+    fn left(&self) -> u64 {
+        self.payload.len() - self.cursor.position()
+    }
+
+    fn next_frame(&self, payload_len_max: u64) -> Frame {
+        let payload_left = self.left().min(payload_len_max);
+        let header = Header::payload(self.tag.0, self.cursor.position(), payload_left).encode(&[]);
+        Frame { header, header_written: 0, payload_left }
+    }
+
+    fn wrote(&mut self, len: usize) {
+        for slice in self.payload.slices(&self.cursor, len) {
+            self.digest.update(slice);
+        }
+        self.cursor.advance(self.payload.extents(), len);
+    }
+
+    /// A payload that is all out is done, even if it was cancelled meanwhile.
+    fn complete(self) -> LinkEvent {
+        let outcome = match self.ended {
+            Some(error) if self.cursor.position() < self.payload.len() => Err(error),
+            _ => Ok(self.digest.value()),
+        };
+        let memory = OpMemory::Payload(self.payload);
+        LinkEvent::Completed(Completion { op: self.op, memory, outcome })
+    }
+}
+
+fn control_done(op: OpId, outcome: Result<u64, OpError>) -> LinkEvent {
+    LinkEvent::Completed(Completion { op, memory: OpMemory::None, outcome })
+}

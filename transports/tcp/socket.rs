@@ -1,0 +1,72 @@
+//! Sockets, with the options that a link needs. Tokio opens them non-blocking and close-on-exec.
+
+#[cfg(target_os = "linux")]
+#[path = "linux/congestion.rs"]
+mod congestion;
+
+#[cfg(target_os = "macos")]
+#[path = "macos/congestion.rs"]
+mod congestion;
+
+use std::io;
+use std::net::SocketAddr;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+use crate::options::TcpOptions;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 1024;
+/// Questions without an answer that end a silent connection.
+const KEEPALIVE_RETRIES: u32 = 3;
+
+/// Dials one address.
+pub(crate) async fn connect(to: SocketAddr, options: &TcpOptions) -> io::Result<TcpStream> {
+    let stream = open(to, options)?.connect(to).await?;
+    // A dialled port that nobody listens on may be the very one that the system picked for this end:
+    // TCP then connects the socket to itself.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
+    Ok(stream)
+}
+
+/// Binds one address. A port of a listener that ended may be bound again at once, one that is
+/// listened on may not.
+pub(crate) fn listen(at: SocketAddr, options: &TcpOptions) -> io::Result<TcpListener> {
+    let socket = open(at, options)?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(at)?;
+    socket.listen(BACKLOG)
+}
+
+/// Sets what a connected socket needs. Nothing of it is needed for a link to work, so failures are
+/// only told.
+pub(crate) fn tune(stream: &TcpStream, same_host: bool, options: &TcpOptions) {
+    let socket = SockRef::from(stream);
+    let keepalive = TcpKeepalive::new()
+        .with_time(options.keepalive_idle)
+        .with_interval(options.keepalive_interval)
+        .with_retries(KEEPALIVE_RETRIES);
+    let set = stream.set_nodelay(true).and_then(|()| socket.set_tcp_keepalive(&keepalive));
+    if let Err(error) = set {
+        tracing::debug!(%error, "a socket option was refused");
+    }
+    if same_host {
+        let used = congestion::prefer_local(&socket);
+        tracing::debug!(congestion = used, "the peer is on this host");
+    }
+}
+
+/// Buffer lengths must be set before the handshake: it negotiates the window's scale.
+fn open(address: SocketAddr, options: &TcpOptions) -> io::Result<TcpSocket> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    if let Some(len) = options.send_buffer_len {
+        socket.set_send_buffer_size(len)?;
+    }
+    if let Some(len) = options.receive_buffer_len {
+        socket.set_recv_buffer_size(len)?;
+    }
+    Ok(socket)
+}
