@@ -1,0 +1,103 @@
+//! Splits a layer's attention among the threads.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::{Pass, cache::Plane};
+use crate::cpu::{
+    kernels::{
+        Level,
+        attention::{Attend, Pages, Scratch},
+    },
+    plan::{Plan, Run},
+    shared::SharedMut,
+    workspace::Workspace,
+};
+use crate::files::ModelConfig;
+
+impl Pass<'_> {
+    /// Fills `attended` from the queries and the cache of one layer.
+    pub(super) fn attend(&mut self, layer: usize) {
+        let Some((keys, values)) = self.planes(layer) else { return };
+        let Workspace { heads, attended, attention, .. } = &mut *self.workspace;
+        let (attended, attention) = (SharedMut::new(attended), SharedMut::new(attention));
+        let work = Work { config: self.config, plan: self.plan, keys, values, heads };
+        let (level, kv_heads) = (self.level, self.config.kv_heads);
+        let items = self.plan.runs().len() * kv_heads;
+        let next = AtomicUsize::new(0);
+        self.threads.run(&|number| {
+            // SAFETY: every thread has its own number.
+            let scratch = unsafe { &mut attention.range(number..number + 1)[0] };
+            loop {
+                let item = next.fetch_add(1, Ordering::Relaxed);
+                if item >= items {
+                    return;
+                }
+                // Late rows see most, so they go first.
+                let item = items - 1 - item;
+                let run = self.plan.runs()[item / kv_heads];
+                work.run(level, run, item % kv_heads, scratch, &attended);
+            }
+        });
+    }
+}
+
+struct Work<'a> {
+    config: &'a ModelConfig,
+    plan: &'a Plan<'a>,
+    keys: Plane,
+    values: Plane,
+    /// `[row][queries, keys, values]`.
+    heads: &'a [f32],
+}
+
+impl Work<'_> {
+    /// Some rows' query heads of one KV head.
+    fn run(
+        &self,
+        level: Level,
+        Run { first_row, rows }: Run,
+        kv_head: usize,
+        scratch: &mut Scratch,
+        attended: &SharedMut<'_, f32>,
+    ) {
+        let &ModelConfig { heads, kv_heads, head_dim, .. } = self.config;
+        let group = heads / kv_heads;
+        let width = group * head_dim;
+        let stride = (heads + 2 * kv_heads) * head_dim;
+        scratch.reshape(rows * group, head_dim);
+        for (row, queries) in scratch.queries.chunks_exact_mut(width).enumerate() {
+            let from = (first_row + row) * stride + kv_head * width;
+            queries.copy_from_slice(&self.heads[from..][..width]);
+        }
+        let table = self.plan.table(first_row);
+        let keys = self.keys.pages(table, kv_head * head_dim);
+        let values = self.values.pages(table, kv_head * head_dim);
+        let first_position = self.plan.rows()[first_row].position;
+        // SAFETY: the plan's invariant 1: all positions up to the last row's lie in blocks of the
+        // sequence, hence inside the pool's region, and are written, by earlier passes or by
+        // `write_cache` of this layer, which is over. Nobody writes there while the batch borrows the
+        // sequences: their blocks are sealed or exclusively theirs.
+        let attend =
+            unsafe { Attend::new(keys, values, (group, head_dim), first_position, scratch) };
+        level.run(attend);
+        for (row, out) in scratch.out.chunks_exact(width).enumerate() {
+            let to = (first_row + row) * heads * head_dim + kv_head * width;
+            // SAFETY: every (row, KV head) is handled once, by one thread.
+            unsafe { attended.range(to..to + width) }.copy_from_slice(out);
+        }
+    }
+}
+
+impl Plane {
+    /// The view of one sequence, from element `first` of every token on.
+    fn pages<'a>(&self, table: &'a [u32], first: usize) -> Pages<'a> {
+        Pages {
+            start: self.start.wrapping_add(first * self.dtype.size()),
+            block_stride: self.block_stride,
+            token_stride: self.token_stride,
+            block_tokens: self.block_tokens,
+            table,
+            dtype: self.dtype,
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Attention over paged keys and values, in ranges of 64 positions.
+//!
+//! The work of one call: some consecutive rows of one sequence and the query heads that share one KV
+//! head, `queries` = rows x heads in all. Per range of positions, in order (as in "FlashAttention-2",
+//! Dao 2023):
+//! ```text
+//! score[q][t]  = fma over the dimensions in order, from 0            lanes: positions
+//! largest'     = max(largest, scores)
+//! weight[q][t] = exp(score - largest')
+//! sum, out    *= exp(largest - largest')
+//! sum         += weights, position t in lane t % 16
+//! out[q][d]    = fma(weight, value) over the positions in order       lanes: dimensions
+//! ```
+//! and in the end `out / sum`. Each query's operations depend on its own position alone: how queries
+//! are grouped, and where blocks lie, cannot change a bit. A query's loops end at its own position, and
+//! no position beyond the last query's is read: what lies there may be anything.
+
+use blockwire::pool::Dtype;
+use half::{bf16, f16};
+
+use super::{
+    Kernel,
+    element::Element,
+    elementwise::{SUM_LANES, exp, sum_lanes},
+    simd::Simd,
+};
+
+/// Positions per range: a multiple of twice the widest vector.
+pub(crate) const RANGE: usize = 64;
+
+/// Queries that share one load of keys or values.
+const GROUP: usize = 4;
+
+/// One KV head of one sequence, in the pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pages<'a> {
+    /// The head's first element in token 0 of block 0.
+    pub(crate) start: *const u8,
+    /// Bytes from a block to the next.
+    pub(crate) block_stride: usize,
+    /// Bytes from a token to the next.
+    pub(crate) token_stride: usize,
+    /// Tokens per block.
+    pub(crate) block_tokens: usize,
+    /// Block of every `block_tokens` positions.
+    pub(crate) table: &'a [u32],
+    /// Element type.
+    pub(crate) dtype: Dtype,
+}
+
+/// Working memory of one thread.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// `[RANGE][head_dim]`: keys or values of the range.
+    rows: Vec<f32>,
+    /// `[head_dim][RANGE]`: the keys transposed.
+    keys: Vec<f32>,
+    /// `[queries][head_dim]`: what to attend with.
+    pub(crate) queries: Vec<f32>,
+    /// `[queries][RANGE]`: scores, then weights.
+    scores: Vec<f32>,
+    /// `[queries][head_dim]`: what came out.
+    pub(crate) out: Vec<f32>,
+    /// Per query: the largest score so far, and the sum of weights.
+    states: Vec<(f32, [f32; SUM_LANES])>,
+}
+
+impl Scratch {
+    /// Makes room.
+    pub(crate) fn reshape(&mut self, queries: usize, head_dim: usize) {
+        self.rows.resize(RANGE * head_dim, 0.0);
+        self.keys.resize(RANGE * head_dim, 0.0);
+        self.queries.resize(queries * head_dim, 0.0);
+        self.scores.resize(queries * RANGE, 0.0);
+        self.out.clear();
+        self.out.resize(queries * head_dim, 0.0);
+        self.states.clear();
+        self.states.resize(queries, (f32::NEG_INFINITY, [0.0; SUM_LANES]));
+    }
+}
+
+/// Fills `scratch.out` from `scratch.queries`.
+///
+/// Invariant 1: positions below `first_position + queries / heads` are readable through both pages.
+pub(crate) struct Attend<'a> {
+    keys: Pages<'a>,
+    values: Pages<'a>,
+    head_dim: usize,
+    heads: usize,
+    first_position: usize,
+    scratch: &'a mut Scratch,
+}
+
+impl<'a> Attend<'a> {
+    /// Queries lie `[row][head]` in the scratch, scaled; row `i` sees the positions up to and with
+    /// `first_position + i`.
+    ///
+    /// # Panics
+    /// When `head_dim` is no multiple of 16, the scratch was not reshaped for whole rows of `heads`
+    /// queries, or a table is too short.
+    ///
+    /// # Safety
+    /// Every visible position is readable at `start + table[t / block_tokens] * block_stride +
+    /// t % block_tokens * token_stride`, for `head_dim` elements of `dtype`, of any alignment, and
+    /// nobody writes there until the kernel has run.
+    pub(crate) unsafe fn new(
+        keys: Pages<'a>,
+        values: Pages<'a>,
+        (heads, head_dim): (usize, usize),
+        first_position: usize,
+        scratch: &'a mut Scratch,
+    ) -> Self {
+        assert!(head_dim.is_multiple_of(16) && head_dim > 0, "head dimension {head_dim}");
+        let queries = scratch.states.len();
+        assert!(queries.is_multiple_of(heads), "{queries} queries of {heads} heads");
+        assert_eq!(scratch.queries.len(), queries * head_dim, "scratch of another shape");
+        let visible = first_position + queries / heads;
+        for pages in [&keys, &values] {
+            assert!(visible <= pages.table.len() * pages.block_tokens, "{visible} positions");
+        }
+        Self { keys, values, head_dim, heads, first_position, scratch }
+    }
+
+    /// Positions that a query sees in the range from `start` on.
+    #[inline(always)]
+    fn visible(&self, query: usize, start: usize) -> usize {
+        let end = self.first_position + query / self.heads + 1;
+        end.saturating_sub(start).min(RANGE)
+    }
+
+    /// The queries that follow `query` and see as much, at most four with it; `(count, positions)`.
+    #[inline(always)]
+    fn group(&self, query: usize, start: usize) -> (usize, usize) {
+        let queries = self.scratch.states.len();
+        let visible = self.visible(query, start);
+        let mut count = 1;
+        while count < GROUP
+            && query + count < queries
+            && self.visible(query + count, start) == visible
+        {
+            count += 1;
+        }
+        (count, visible)
+    }
+
+    #[inline(always)]
+    fn gather<S: Simd>(&mut self, simd: S, pages: Pages<'_>, start: usize, count: usize) {
+        let rows = &mut self.scratch.rows[..count * self.head_dim];
+        // SAFETY: invariant 1.
+        unsafe {
+            match pages.dtype {
+                Dtype::F16 => gather::<S, f16>(simd, pages, start, rows, self.head_dim),
+                Dtype::Bf16 => gather::<S, bf16>(simd, pages, start, rows, self.head_dim),
+                Dtype::F32 => gather::<S, f32>(simd, pages, start, rows, self.head_dim),
+            }
+        }
+    }
+
+    /// Rows beyond the range's last position hold older numbers, whose scores nobody looks at.
+    #[inline(always)]
+    fn transpose_keys<S: Simd>(&mut self, simd: S, count: usize) {
+        let Scratch { rows, keys, .. } = &mut *self.scratch;
+        for token in (0..count).step_by(S::LANES) {
+            for dimension in (0..self.head_dim).step_by(S::LANES) {
+                // SAFETY: `LANES` divides 64 and the head dimension, so that the square lies inside
+                // `[64][head_dim]` and inside `[head_dim][64]`, which `reshape` allocated.
+                unsafe {
+                    let from = rows.as_ptr().add(token * self.head_dim + dimension);
+                    let to = keys.as_mut_ptr().add(dimension * RANGE + token);
+                    simd.transpose(from, self.head_dim, to, RANGE);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn score_range<S: Simd>(&mut self, simd: S, start: usize) {
+        let mut query = 0;
+        while query < self.scratch.states.len() {
+            let (count, visible) = self.group(query, start);
+            match count {
+                1 => self.score::<S, 1>(simd, query, visible),
+                2 => self.score::<S, 2>(simd, query, visible),
+                3 => self.score::<S, 3>(simd, query, visible),
+                _ => self.score::<S, 4>(simd, query, visible),
+            }
+            query += count;
+        }
+    }
+
+    #[inline(always)]
+    fn score<S: Simd, const M: usize>(&mut self, simd: S, query: usize, visible: usize) {
+        let dimensions = self.head_dim;
+        let queries = self.scratch.queries[query * dimensions..][..M * dimensions].as_ptr();
+        let scores = self.scratch.scores[query * RANGE..][..M * RANGE].as_mut_ptr();
+        let keys = self.scratch.keys[..dimensions * RANGE].as_ptr();
+        for token in (0..visible).step_by(2 * S::LANES) {
+            let mut sums = [[simd.splat(0.0); 2]; M];
+            // SAFETY: two vectors divide 64, so `token + 2 * LANES` is at most 64; the slices above
+            // have `M` rows of queries and scores, and `dimensions` rows of keys.
+            unsafe {
+                for dimension in 0..dimensions {
+                    let key = keys.add(dimension * RANGE + token);
+                    let (low, high) = (simd.load(key), simd.load(key.add(S::LANES)));
+                    for (m, sum) in sums.iter_mut().enumerate() {
+                        let query = simd.splat(*queries.add(m * dimensions + dimension));
+                        *sum = [simd.fma(query, low, sum[0]), simd.fma(query, high, sum[1])];
+                    }
+                }
+                for (m, sum) in sums.into_iter().enumerate() {
+                    let score = scores.add(m * RANGE + token);
+                    simd.store(score, sum[0]);
+                    simd.store(score.add(S::LANES), sum[1]);
+                }
+            }
+        }
+    }
+
+    /// Scores become weights.
+    #[inline(always)]
+    fn weigh_range<S: Simd>(&mut self, simd: S, start: usize) {
+        for query in 0..self.scratch.states.len() {
+            let visible = self.visible(query, start);
+            if visible == 0 {
+                continue;
+            }
+            let scores = &mut self.scratch.scores[query * RANGE..][..RANGE];
+            let (largest, sums) = &mut self.scratch.states[query];
+            let decay = weigh(simd, scores, visible, largest, sums);
+            if decay != 1.0 {
+                let out = &mut self.scratch.out[query * self.head_dim..][..self.head_dim];
+                out.iter_mut().for_each(|out| *out *= decay);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_range<S: Simd>(&mut self, simd: S, start: usize) {
+        let mut query = 0;
+        while query < self.scratch.states.len() {
+            let (count, visible) = self.group(query, start);
+            match count {
+                1 => self.add::<S, 1>(simd, query, visible),
+                2 => self.add::<S, 2>(simd, query, visible),
+                3 => self.add::<S, 3>(simd, query, visible),
+                _ => self.add::<S, 4>(simd, query, visible),
+            }
+            query += count;
+        }
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const M: usize>(&mut self, simd: S, query: usize, visible: usize) {
+        let dimensions = self.head_dim;
+        let weights = self.scratch.scores[query * RANGE..][..M * RANGE].as_ptr();
+        let out = self.scratch.out[query * dimensions..][..M * dimensions].as_mut_ptr();
+        let values = self.scratch.rows[..RANGE * dimensions].as_ptr();
+        for dimension in (0..dimensions).step_by(S::LANES) {
+            // SAFETY: `LANES` divides the head dimension, and `visible` is at most 64; the slices
+            // above have `M` rows of weights and of `out`, and 64 rows of values.
+            unsafe {
+                let mut sums = [simd.splat(0.0); M];
+                for (m, sum) in sums.iter_mut().enumerate() {
+                    *sum = simd.load(out.add(m * dimensions + dimension));
+                }
+                for token in 0..visible {
+                    let value = simd.load(values.add(token * dimensions + dimension));
+                    for (m, sum) in sums.iter_mut().enumerate() {
+                        *sum = simd.fma(simd.splat(*weights.add(m * RANGE + token)), value, *sum);
+                    }
+                }
+                for (m, sum) in sums.into_iter().enumerate() {
+                    simd.store(out.add(m * dimensions + dimension), sum);
+                }
+            }
+        }
+    }
+}
+
+impl Kernel for Attend<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        let (keys, values) = (self.keys, self.values);
+        let visible = self.first_position + self.scratch.states.len() / self.heads;
+        for start in (0..visible).step_by(RANGE) {
+            let count = RANGE.min(visible - start);
+            let next = start + RANGE..visible.min(start + 2 * RANGE);
+            prefetch(simd, keys, next.clone(), self.head_dim);
+            self.gather(simd, keys, start, count);
+            self.transpose_keys(simd, count);
+            self.score_range(simd, start);
+            self.weigh_range(simd, start);
+            prefetch(simd, values, next, self.head_dim);
+            self.gather(simd, values, start, count);
+            self.add_range(simd, start);
+        }
+        let Scratch { out, states, .. } = &mut *self.scratch;
+        for (out, (_, sums)) in out.chunks_exact_mut(self.head_dim).zip(states) {
+            let inverse = 1.0 / sum_lanes(*sums);
+            out.iter_mut().for_each(|out| *out *= inverse);
+        }
+    }
+}
+
+/// Turns `visible` scores into weights and adds them up; gives the factor for what came before.
+#[inline(always)]
+fn weigh<S: Simd>(
+    simd: S,
+    scores: &mut [f32],
+    visible: usize,
+    largest: &mut f32,
+    sums: &mut [f32; SUM_LANES],
+) -> f32 {
+    let padded = visible.next_multiple_of(SUM_LANES);
+    scores[visible..padded].fill(f32::NEG_INFINITY);
+    let before = *largest;
+    let mut most = simd.splat(before);
+    for chunk in scores[..padded].chunks_exact(S::LANES) {
+        // SAFETY: the chunk holds `LANES` floats.
+        most = simd.max(unsafe { simd.load(chunk.as_ptr()) }, most);
+    }
+    *largest = simd.largest(most);
+    let shift = simd.splat(*largest);
+    for chunk in scores[..padded].chunks_exact_mut(S::LANES) {
+        // SAFETY: the chunk holds `LANES` floats.
+        unsafe {
+            let weight = exp(simd, simd.sub(simd.load(chunk.as_ptr()), shift));
+            simd.store(chunk.as_mut_ptr(), weight);
+        }
+    }
+    scores[visible..padded].fill(0.0);
+    let decay = decay(simd, before, *largest);
+    for lane in (0..SUM_LANES).step_by(S::LANES) {
+        // SAFETY: `lane + LANES` is at most 16, the length of `sums` and of every chunk.
+        unsafe {
+            let sum = sums.as_mut_ptr().add(lane);
+            let mut total = simd.mul(simd.load(sum), simd.splat(decay));
+            for chunk in scores[..padded].chunks_exact(SUM_LANES) {
+                total = simd.add(total, simd.load(chunk.as_ptr().add(lane)));
+            }
+            simd.store(sum, total);
+        }
+    }
+    decay
+}
+
+/// `exp(before - now)`: 1 when nothing changed, tiny on what is still zero in the first range.
+#[inline(always)]
+fn decay<S: Simd>(simd: S, before: f32, now: f32) -> f32 {
+    if before == now {
+        return 1.0;
+    }
+    let mut lanes = [0.0; SUM_LANES];
+    // SAFETY: the array holds 16 floats, and `LANES` is at most 16.
+    unsafe { simd.store(lanes.as_mut_ptr(), exp(simd, simd.splat(before - now))) }
+    lanes[0]
+}
+
+/// Widens the `rows.len() / head_dim` positions from `start` on.
+///
+/// # Safety
+/// They are readable through the pages.
+#[inline(always)]
+unsafe fn gather<S: Simd, E: Element>(
+    simd: S,
+    pages: Pages<'_>,
+    start: usize,
+    rows: &mut [f32],
+    head_dim: usize,
+) {
+    let (mut block, mut token) = (start / pages.block_tokens, start % pages.block_tokens);
+    for row in rows.chunks_exact_mut(head_dim) {
+        if token == pages.block_tokens {
+            (block, token) = (block + 1, 0);
+        }
+        let offset = pages.table[block] as usize * pages.block_stride + token * pages.token_stride;
+        for at in (0..head_dim).step_by(S::LANES) {
+            // SAFETY: the caller vouches for `head_dim` elements at this position; `LANES` divides
+            // `head_dim`, the length of `row`.
+            unsafe {
+                let from = pages.start.add(offset).cast::<E>().add(at);
+                simd.store(row.as_mut_ptr().add(at), E::load(simd, from));
+            }
+        }
+        token += 1;
+    }
+}
+
+/// Asks for the cache lines of some positions.
+#[inline(always)]
+fn prefetch<S: Simd>(
+    simd: S,
+    pages: Pages<'_>,
+    positions: std::ops::Range<usize>,
+    head_dim: usize,
+) {
+    const CACHE_LINE: usize = 64;
+    let bytes = head_dim * pages.dtype.size();
+    for position in positions {
+        let block = pages.table[position / pages.block_tokens] as usize;
+        let token = position % pages.block_tokens;
+        let offset = block * pages.block_stride + token * pages.token_stride;
+        for line in (0..bytes).step_by(CACHE_LINE) {
+            simd.prefetch(pages.start.wrapping_add(offset + line));
+        }
+    }
+}

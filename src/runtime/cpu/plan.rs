@@ -1,0 +1,148 @@
+//! Checks a batch before anything is written, and finds the work in it.
+//!
+//! Invariant 1, of every [`Plan`]: tokens are in the vocabulary; every row's position lies in an
+//! exclusively owned block of its sequence; all positions up to it are written, or rows of the plan;
+//! all sequences lie in one pool, whose planes have the model's shape.
+
+use blockwire::pool::{BlockPool, KvSpec};
+
+use crate::model::{Batch, ForwardError, Row};
+
+/// Queries that one piece of attention work handles: enough to pay for reading its keys and values.
+const QUERIES: usize = 64;
+
+/// The checked rows of one forward pass.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    pool: Option<&'a BlockPool>,
+    tables: Vec<&'a [u32]>,
+    rows: &'a [Row],
+    runs: Vec<Run>,
+}
+
+/// Consecutive rows at consecutive positions of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// Index of the first row.
+    pub(crate) first_row: usize,
+    /// Number of rows.
+    pub(crate) rows: usize,
+}
+
+impl<'a> Plan<'a> {
+    /// Checks a batch for a model of this vocabulary and geometry; query heads come in groups of
+    /// `group` per KV head.
+    pub(crate) fn new(
+        batch: &'a Batch<'_>,
+        vocab: usize,
+        spec: impl Fn(u32) -> KvSpec,
+        group: usize,
+    ) -> Result<Self, ForwardError> {
+        let pool = batch.sequences.first().map(|sequence| sequence.pool());
+        if let Some(pool) = pool {
+            check_pool(batch, pool, spec(pool.spec().block_tokens))?;
+        }
+        check_rows(batch, vocab)?;
+        let tables = batch.sequences.iter().map(|sequence| sequence.block_table()).collect();
+        let runs = runs(&batch.rows, (QUERIES / group).max(1));
+        Ok(Self { pool, tables, rows: &batch.rows, runs })
+    }
+
+    /// The pool; `None` only when there are no sequences, hence no rows.
+    pub(crate) fn pool(&self) -> Option<&'a BlockPool> {
+        self.pool
+    }
+
+    /// The rows.
+    pub(crate) fn rows(&self) -> &'a [Row] {
+        self.rows
+    }
+
+    /// The block table of a row's sequence.
+    pub(crate) fn table(&self, row: usize) -> &'a [u32] {
+        self.tables[self.rows[row].sequence]
+    }
+
+    /// The pieces of attention work; together all rows, each once.
+    pub(crate) fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// Indices of the rows that want logits.
+    pub(crate) fn wanted(&self) -> impl Iterator<Item = usize> {
+        (0..self.rows.len()).filter(|row| self.rows[*row].wants_logits)
+    }
+}
+
+/// Says in every sequence how many tokens it has after its rows were run.
+pub(crate) fn advance(batch: &mut Batch<'_>) {
+    for row in &batch.rows {
+        batch.sequences[row.sequence].set_len(row.position + 1);
+    }
+}
+
+fn check_pool(batch: &Batch<'_>, pool: &BlockPool, model: KvSpec) -> Result<(), ForwardError> {
+    let foreign = batch.sequences.iter().position(|sequence| !sequence.pool().same_pool(pool));
+    if let Some(sequence) = foreign {
+        return Err(ForwardError::SeveralPools { sequence });
+    }
+    if !pool.spec().same_geometry(&model) {
+        return Err(ForwardError::Geometry { model, pool: pool.spec().clone() });
+    }
+    Ok(())
+}
+
+fn check_rows(batch: &Batch<'_>, vocab: usize) -> Result<(), ForwardError> {
+    let mut next = vec![None; batch.sequences.len()];
+    for (row, &Row { sequence, position, token, .. }) in batch.rows.iter().enumerate() {
+        let sequences = batch.sequences.len();
+        let Some(cache) = batch.sequences.get(sequence) else {
+            return Err(ForwardError::NoSuchSequence { row, sequence, sequences });
+        };
+        if token as usize >= vocab {
+            return Err(ForwardError::NoSuchToken { row, token, vocab });
+        }
+        let (capacity, writable_from) = (cache.capacity(), cache.writable_from());
+        if position >= capacity {
+            return Err(ForwardError::BeyondCapacity { row, position, capacity });
+        }
+        if position < writable_from {
+            return Err(ForwardError::Sealed { row, position, writable_from });
+        }
+        let expected = next[sequence].unwrap_or(cache.len());
+        let follows = match next[sequence] {
+            Some(next) => position == next,
+            None => position <= cache.len(),
+        };
+        if !follows {
+            return Err(ForwardError::Gap { row, position, expected });
+        }
+        next[sequence] = Some(position + 1);
+    }
+    Ok(())
+}
+
+fn runs(rows: &[Row], most: usize) -> Vec<Run> {
+    let together = |a: &Row, b: &Row| a.sequence == b.sequence;
+    let mut runs = Vec::new();
+    let mut first_row = 0;
+    for chunk in rows.chunk_by(together).flat_map(|chunk| chunk.chunks(most)) {
+        runs.push(Run { first_row, rows: chunk.len() });
+        first_row += chunk.len();
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_consecutive_rows_of_one_sequence() {
+        let row = |sequence| Row { sequence, position: 0, token: 0, wants_logits: false };
+        let rows: Vec<_> = [0, 0, 0, 1, 0].map(row).into();
+        let run = |first_row, rows| Run { first_row, rows };
+        assert_eq!(runs(&rows, 2), [run(0, 2), run(2, 1), run(3, 1), run(4, 1)]);
+        assert_eq!(runs(&rows, 8), [run(0, 3), run(3, 1), run(4, 1)]);
+    }
+}

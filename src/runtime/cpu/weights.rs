@@ -1,0 +1,155 @@
+//! A model's weights, regrouped for the kernels.
+
+use crate::{
+    cpu::{CpuLoadError, Progress, matrix::Matrix},
+    files::{Family, ModelConfig, ModelFiles, WeightType},
+};
+
+/// All weights of a model.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    /// `[vocab][hidden]`; also the head when that is tied.
+    pub(crate) embedding: Matrix,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) norm: Vec<f32>,
+    head: Option<Matrix>,
+}
+
+/// Weights of one layer.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub(crate) attention_norm: Vec<f32>,
+    pub(crate) query: Matrix,
+    pub(crate) key: Matrix,
+    pub(crate) value: Matrix,
+    /// Added to queries, keys and values, side by side; empty when the model has none.
+    pub(crate) biases: Vec<f32>,
+    pub(crate) head_norms: Option<HeadNorms>,
+    pub(crate) output: Matrix,
+    /// Empty when the model has none.
+    pub(crate) output_bias: Vec<f32>,
+    pub(crate) ffn_norm: Vec<f32>,
+    pub(crate) gate: Matrix,
+    pub(crate) up: Matrix,
+    pub(crate) down: Matrix,
+}
+
+/// Norms of every single query and key head.
+#[derive(Debug)]
+pub(crate) struct HeadNorms {
+    pub(crate) query: Vec<f32>,
+    pub(crate) key: Vec<f32>,
+}
+
+impl Weights {
+    /// Reads and regroups everything, one layer after the other.
+    pub(crate) fn load(
+        files: &ModelFiles,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self, CpuLoadError> {
+        let loader = Loader { files, config: files.config() };
+        let total = loader.config.layers + 1;
+        let mut layers = Vec::with_capacity(loader.config.layers);
+        for index in 0..loader.config.layers {
+            progress(Progress { done: index, total });
+            layers.push(loader.layer(index)?);
+        }
+        progress(Progress { done: total - 1, total });
+        let &ModelConfig { vocab, hidden, tied_head, .. } = loader.config;
+        let embedding = loader.matrix("model.embed_tokens.weight", vocab, hidden)?;
+        let head = match tied_head {
+            true => None,
+            false => Some(loader.matrix("lm_head.weight", vocab, hidden)?),
+        };
+        let norm = loader.vector("model.norm.weight", hidden)?;
+        progress(Progress { done: total, total });
+        Ok(Self { embedding, layers, norm, head })
+    }
+
+    /// The matrix that makes logits.
+    pub(crate) fn head(&self) -> &Matrix {
+        self.head.as_ref().unwrap_or(&self.embedding)
+    }
+}
+
+struct Loader<'a> {
+    files: &'a ModelFiles,
+    config: &'a ModelConfig,
+}
+
+impl Loader<'_> {
+    fn layer(&self, index: usize) -> Result<Layer, CpuLoadError> {
+        let name = |part: &str| format!("model.layers.{index}.{part}");
+        let &ModelConfig { hidden, heads, kv_heads, head_dim, ffn, .. } = self.config;
+        let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
+        let matrix = |part: &str, rows, cols| self.matrix(&name(part), rows, cols);
+        let vector = |part: &str, len| self.vector(&name(part), len);
+        for part in ["gate_proj", "up_proj", "down_proj"] {
+            self.refuse(name(&format!("mlp.{part}.bias")))?;
+        }
+        let head_norms = match self.config.family {
+            Family::Qwen3 => Some(HeadNorms {
+                query: vector("self_attn.q_norm.weight", head_dim)?,
+                key: vector("self_attn.k_norm.weight", head_dim)?,
+            }),
+            Family::Llama => None,
+        };
+        Ok(Layer {
+            attention_norm: vector("input_layernorm.weight", hidden)?,
+            query: matrix("self_attn.q_proj.weight", queries, hidden)?,
+            key: matrix("self_attn.k_proj.weight", keys, hidden)?,
+            value: matrix("self_attn.v_proj.weight", keys, hidden)?,
+            biases: self.biases(index, [("q", queries), ("k", keys), ("v", keys)])?,
+            head_norms,
+            output: matrix("self_attn.o_proj.weight", hidden, queries)?,
+            output_bias: self.biases(index, [("o", hidden)])?,
+            ffn_norm: vector("post_attention_layernorm.weight", hidden)?,
+            gate: matrix("mlp.gate_proj.weight", ffn, hidden)?,
+            up: matrix("mlp.up_proj.weight", ffn, hidden)?,
+            down: matrix("mlp.down_proj.weight", hidden, ffn)?,
+        })
+    }
+
+    fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix, CpuLoadError> {
+        let tensor = self.files.tensor(name)?;
+        if tensor.shape != [rows, cols] {
+            return Err(CpuLoadError::Shape { name: name.to_owned(), shape: tensor.shape });
+        }
+        Ok(Matrix::new(tensor.ty, rows, cols, tensor.bytes))
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, CpuLoadError> {
+        let tensor = self.files.tensor(name)?;
+        let plain = matches!(tensor.ty, WeightType::F32 | WeightType::F16 | WeightType::Bf16);
+        if tensor.shape != [len] || !plain {
+            return Err(CpuLoadError::Shape { name: name.to_owned(), shape: tensor.shape });
+        }
+        let mut values = vec![0.0; len];
+        Matrix::new(tensor.ty, 1, len, tensor.bytes).row(0, &mut values);
+        Ok(values)
+    }
+
+    /// The biases of some projections side by side, zeros for those without; empty if none has one.
+    fn biases<const N: usize>(
+        &self,
+        layer: usize,
+        parts: [(&str, usize); N],
+    ) -> Result<Vec<f32>, CpuLoadError> {
+        let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}_proj.bias");
+        let mut biases = Vec::new();
+        if !parts.iter().any(|(part, _)| self.files.has(&name(part))) {
+            return Ok(biases);
+        }
+        for (part, len) in parts {
+            match self.files.has(&name(part)) {
+                true => biases.extend(self.vector(&name(part), len)?),
+                false => biases.resize(biases.len() + len, 0.0),
+            }
+        }
+        Ok(biases)
+    }
+
+    fn refuse(&self, name: String) -> Result<(), CpuLoadError> {
+        if self.files.has(&name) { Err(CpuLoadError::UnsupportedTensor { name }) } else { Ok(()) }
+    }
+}

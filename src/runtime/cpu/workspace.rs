@@ -1,0 +1,47 @@
+//! Memory of a forward pass, kept from one to the next.
+
+use super::{
+    kernels::{attention::Scratch, quantize::QuantisedRows},
+    rope::Rotations,
+};
+use crate::files::ModelConfig;
+
+/// Activations of all rows of a batch, row-major.
+#[derive(Debug, Default)]
+pub(crate) struct Workspace {
+    /// `[row][hidden]`: the residual stream.
+    pub(crate) residual: Vec<f32>,
+    /// `[row][hidden]`: the residual stream normalised.
+    pub(crate) normal: Vec<f32>,
+    /// `[row][hidden]`: what a half layer adds to the residual stream.
+    pub(crate) delta: Vec<f32>,
+    /// `[row][queries, keys, values]`.
+    pub(crate) heads: Vec<f32>,
+    /// `[row][queries]`.
+    pub(crate) attended: Vec<f32>,
+    /// `[row][ffn]`.
+    pub(crate) gate: Vec<f32>,
+    /// `[row][ffn]`.
+    pub(crate) up: Vec<f32>,
+    /// The input of the next product, quantised.
+    pub(crate) quantised: QuantisedRows,
+    pub(crate) rotations: Rotations,
+    /// One per thread.
+    pub(crate) attention: Vec<Scratch>,
+}
+
+impl Workspace {
+    /// Makes room for a batch.
+    pub(crate) fn reshape(&mut self, config: &ModelConfig, rows: usize, threads: usize) {
+        let queries = config.heads * config.head_dim;
+        let keys = config.kv_heads * config.head_dim;
+        self.residual.resize(rows * config.hidden, 0.0);
+        self.normal.resize(rows * config.hidden, 0.0);
+        self.delta.resize(rows * config.hidden, 0.0);
+        self.heads.resize(rows * (queries + 2 * keys), 0.0);
+        self.attended.resize(rows * queries, 0.0);
+        self.gate.resize(rows * config.ffn, 0.0);
+        self.up.resize(rows * config.ffn, 0.0);
+        self.attention.resize_with(threads, Scratch::default);
+    }
+}
