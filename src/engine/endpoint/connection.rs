@@ -119,6 +119,13 @@ impl Connection {
         }
     }
 
+    /// Sends a message like [`send`](Self::send), without waiting: one that is too long, or that comes
+    /// after the end, is lost.
+    pub fn post(&self, request: Uuid, epoch: u32, kind: u32, body: Bytes) {
+        let (reply, _) = oneshot::channel();
+        self.request(Request::Message(PeerMessage { request, epoch, kind, body }, reply));
+    }
+
     /// Closes in order: the peer reads `reason`.
     pub fn close(&self, reason: &str) {
         self.request(Request::Close(reason.to_owned()));
