@@ -1,5 +1,7 @@
 //! Tests of the whole backend, on checkpoints small enough to live in the repository.
 
+mod batches;
+mod kernels;
 mod oracle;
 
 use std::num::NonZeroUsize;
