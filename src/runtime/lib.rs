@@ -4,5 +4,7 @@ pub mod chat;
 pub mod cpu;
 pub mod files;
 pub mod model;
+pub mod sampling;
 #[cfg(test)]
 mod testing;
+pub mod tokenizer;

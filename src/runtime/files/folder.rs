@@ -20,7 +20,6 @@ const MAX_TOKENIZER: u64 = 256 << 20;
 /// A folder in Hugging Face form, its small files read.
 #[derive(Debug)]
 pub(super) struct Folder {
-    path: PathBuf,
     config: HfConfigFile,
     generation: GenerationConfig,
     tokenizer: Option<Vec<u8>>,
@@ -68,7 +67,6 @@ impl Folder {
             tokenizer: read_companion(&path.join("tokenizer.json"), MAX_TOKENIZER)?,
             tokenizer_config: read_json(&path.join("tokenizer_config.json"))?.unwrap_or_default(),
             template: template.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
-            path: path.to_owned(),
         }))
     }
 
@@ -86,11 +84,6 @@ impl Folder {
     /// `tokenizer.json`, empty when there is none.
     pub(super) fn tokenizer_bytes(&self) -> &[u8] {
         self.tokenizer.as_deref().unwrap_or_default()
-    }
-
-    /// The folder's path, for errors.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// What `tokenizer_config.json` says.

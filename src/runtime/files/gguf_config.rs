@@ -71,13 +71,13 @@ pub(super) fn convert(
 
 /// Whether the tokenizer begins texts with the BOS token: as the file says, else as llama.cpp
 /// defaults, by the tokenizer's kind.
-pub(super) fn add_bos(file: &Gguf) -> Result<bool, LoadError> {
+fn add_bos(file: &Gguf) -> Result<bool, LoadError> {
     if let Some(add) = file.flag("tokenizer.ggml.add_bos_token")? {
         return Ok(add);
     }
     let sentence_piece = file.text("tokenizer.ggml.model")? == Some("llama");
-    let llama3 = file.text("tokenizer.ggml.pre")?.is_some_and(|pre| pre == "llama-bpe");
-    Ok(sentence_piece || llama3)
+    let pre = file.text("tokenizer.ggml.pre")?;
+    Ok(sentence_piece || matches!(pre, Some("llama-bpe" | "llama3" | "llama-v3")))
 }
 
 /// A token id among the settings.

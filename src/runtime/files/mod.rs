@@ -33,6 +33,7 @@ mod names;
 mod safetensors;
 #[cfg(test)]
 mod tests;
+mod text;
 mod weight;
 
 use std::{

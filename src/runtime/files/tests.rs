@@ -236,6 +236,7 @@ fn survive(bytes: &[u8], name: &str) {
     };
     if let Ok(files) = ModelFiles::open(path) {
         files.fingerprint();
+        drop((files.tokenizer(), files.chat_template()));
         for name in files.tensor_names() {
             if let Ok(tensor) = files.tensor(name) {
                 assert_eq!(Some(tensor.bytes.len()), tensor.ty.tensor_bytes(&tensor.shape));
