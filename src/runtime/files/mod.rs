@@ -158,7 +158,7 @@ impl ModelFiles {
 
     /// The model's identity.
     ///
-    /// The first call reads and hashes every tensor: about 10 ms per 100 MB in the page cache,
+    /// The first call reads and hashes every tensor: some 20 ms per 100 MB in the page cache,
     /// and the disk's time where they are not. Later calls return the remembered value.
     pub fn fingerprint(&self) -> ModelFingerprint {
         *self.fingerprint.get_or_init(|| {

@@ -9,7 +9,7 @@ use crate::{
 impl ModelFiles {
     /// Builds the model's tokenizer: from `tokenizer.json`, or from the GGUF file's vocabulary.
     ///
-    /// Takes some 50 ms for 50,000 tokens; keep the result.
+    /// Takes some 100 ms for 50,000 tokens; keep the result.
     ///
     /// # Errors
     ///
