@@ -1,9 +1,9 @@
 //! Text to token ids and back.
 //!
 //! Encoding is the `tokenizers` crate's, fed from `tokenizer.json` or from a GGUF file's settings,
-//! rebuilt by `gguf.rs`. Decoding is our own: a table holds the bytes that each token stands for, so
-//! decoding all at once and decoding token by token ([`Detokenizer`]) are the same concatenation,
-//! and cannot disagree.
+//! rebuilt by `gguf.rs`. Decoding is our own: a table holds the bytes that each token stands for,
+//! so decoding all at once and decoding token by token ([`Detokenizer`]) are the same
+//! concatenation, and cannot disagree.
 
 mod bytes;
 mod detokenizer;
