@@ -11,16 +11,25 @@
 //! only when the contract obliges them to ([`node`]). None asserts a maximum time; where nothing moves
 //! for [`drive::STALL`], the test fails and prints what it waits for and the state of both links.
 #![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "all of this crate is tests")]
+#![allow(clippy::unwrap_used, reason = "all of this crate is tests")]
 
+pub mod cancel;
+pub mod connect;
 pub mod control;
 pub mod drive;
+pub mod ending;
 pub mod frames;
+pub mod get;
+pub mod mixture;
 pub mod moves;
 pub mod node;
 pub mod payload;
+pub mod refusal;
+pub mod resources;
 pub mod rig;
 pub mod store;
+pub mod violation;
+pub mod wakeups;
 
 use std::any::Any;
 
@@ -74,6 +83,45 @@ macro_rules! conformance_suite {
             payload::payload_arrives_in_any_shape
             payload::copies_are_as_many_as_declared
             payload::blocks_are_reused_for_the_next_payload
+            refusal::a_land_tag_has_to_rise
+            refusal::what_the_capabilities_lack_is_refused
+            refusal::an_unknown_operation_cannot_be_cancelled
+            refusal::nothing_is_taken_after_the_end
+            mixture::payloads_and_control_do_not_mix_up
+            mixture::control_overtakes_a_large_payload
+            get::a_bad_region_key_is_an_error
+            get::bad_extents_are_an_error
+            get::regions_are_told_apart
+            cancel::a_land_is_cancelled_at_every_step
+            cancel::a_stream_is_cancelled_at_every_step
+            cancel::a_get_is_cancelled_at_every_step
+            cancel::stale_payload_is_dropped
+            cancel::all_is_cancelled_before_the_first_poll
+            violation::payload_that_nobody_asked_for_closes_the_link
+            violation::payload_that_does_not_fit_closes_the_link
+            violation::a_payload_cannot_begin_twice
+            ending::accepted_control_arrives_after_close
+            ending::payload_ends_with_close_at_every_step
+            ending::both_ends_may_close_at_once
+            ending::death_completes_everything_at_every_step
+            ending::a_dropped_link_gives_its_memory_back
+            ending::what_arrived_before_death_is_delivered
+            wakeups::ten_thousand_messages_go_there_and_back
+            wakeups::messages_wake_another_thread
+            wakeups::an_idle_end_is_woken_by_whatever_happens
+            connect::a_refused_connection_is_an_error
+            connect::a_foreign_address_is_an_error
+            connect::an_address_has_one_listener
+            connect::links_of_one_listener_are_apart
+            connect::a_listener_survives_garbage
+            connect::a_dropped_connect_leaves_nothing_behind
+        }
+
+        #[test]
+        fn nothing_is_left_of_many_connections() {
+            let path = concat!(module_path!(), "::nothing_is_left_of_many_connections");
+            let (_crate, test) = path.split_once("::").expect("a path has a crate");
+            $crate::resources::nothing_is_left_of_many_connections::<$harness>(test);
         }
     };
     (@tests $harness:ty; $($module:ident :: $property:ident)*) => {

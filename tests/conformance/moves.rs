@@ -35,7 +35,6 @@ pub fn ways(capabilities: Capabilities) -> Vec<Way> {
 /// A way from one node to its peer, ready for payload.
 #[derive(Debug)]
 pub struct Lane {
-    way: Way,
     key: Option<RegionKey>,
     tag: u64,
 }
@@ -81,7 +80,7 @@ impl Lane {
             .await;
             ends(pair).0.take(offer);
         }
-        Self { way, key, tag: 0 }
+        Self { key, tag: 0 }
     }
 
     /// Starts a payload.
@@ -109,9 +108,14 @@ impl Lane {
         StreamTag(self.tag)
     }
 
-    /// Which way it goes.
-    pub fn way(&self) -> Way {
-        self.way
+    /// Leaves tags out, so that the next one is larger than `tag`.
+    pub fn skip_tags(&mut self, tag: u64) {
+        self.tag = self.tag.max(tag);
+    }
+
+    /// The key of the sender's region, where the receiver pulls.
+    pub fn key(&self) -> Option<RegionKey> {
+        self.key
     }
 }
 

@@ -100,6 +100,11 @@ impl<H> std::fmt::Debug for Rig<H> {
     }
 }
 
+/// Says that a property cannot be checked here, and why.
+pub fn skip(why: &str) {
+    eprintln!("SKIPPED: {why}");
+}
+
 /// A runtime as a driver's thread has it.
 ///
 /// # Panics

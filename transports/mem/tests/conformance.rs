@@ -1,5 +1,4 @@
 //! The conformance suite, over `mem`.
-#![allow(missing_docs)]
 
 use blockwire::transport::{Address, Transport};
 use blockwire_mem::MemTransport;
