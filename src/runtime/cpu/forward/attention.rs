@@ -1,12 +1,16 @@
 //! Splits a layer's attention among the threads.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use super::{Pass, cache::Plane};
 use crate::cpu::{
     kernels::{
         Level,
-        attention::{Attend, Pages, Scratch},
+        attention::{Attend, Scratch, Shape},
+        pages::Pages,
     },
     plan::{Plan, Run},
     shared::SharedMut,
@@ -21,8 +25,12 @@ impl Pass<'_> {
         let Workspace { heads, attended, attention, .. } = &mut *self.workspace;
         let (attended, attention) = (SharedMut::new(attended), SharedMut::new(attention));
         let work = Work { config: self.config, plan: self.plan, keys, values, heads };
-        let (level, kv_heads) = (self.level, self.config.kv_heads);
-        let items = self.plan.runs().len() * kv_heads;
+        let (level, runs, kv_heads) = (self.level, self.plan.runs(), self.config.kv_heads);
+        // All heads at once read memory best, but few rows must do for all threads.
+        let count = self.threads.count();
+        let together = if runs.len() < 4 * count { kv_heads.div_ceil(count) } else { kv_heads };
+        let parts = kv_heads.div_ceil(together);
+        let items = runs.len() * parts;
         let next = AtomicUsize::new(0);
         self.threads.run(&|number| {
             // SAFETY: every thread has its own number.
@@ -34,8 +42,9 @@ impl Pass<'_> {
                 }
                 // Late rows see most, so they go first.
                 let item = items - 1 - item;
-                let run = self.plan.runs()[item / kv_heads];
-                work.run(level, run, item % kv_heads, scratch, &attended);
+                let first = item % parts * together;
+                let heads = first..kv_heads.min(first + together);
+                work.run(level, runs[item / parts], heads, scratch, &attended);
             }
         });
     }
@@ -51,37 +60,40 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Some rows' query heads of one KV head.
+    /// Some rows' query heads of some KV heads.
     fn run(
         &self,
         level: Level,
         Run { first_row, rows }: Run,
-        kv_head: usize,
+        kv_heads: Range<usize>,
         scratch: &mut Scratch,
         attended: &SharedMut<'_, f32>,
     ) {
-        let &ModelConfig { heads, kv_heads, head_dim, .. } = self.config;
-        let group = heads / kv_heads;
+        let &ModelConfig { heads, head_dim, .. } = self.config;
+        let group = heads / self.config.kv_heads;
         let width = group * head_dim;
-        let stride = (heads + 2 * kv_heads) * head_dim;
-        scratch.reshape(rows * group, head_dim);
-        for (row, queries) in scratch.queries.chunks_exact_mut(width).enumerate() {
-            let from = (first_row + row) * stride + kv_head * width;
-            queries.copy_from_slice(&self.heads[from..][..width]);
+        let stride = (heads + 2 * self.config.kv_heads) * head_dim;
+        let shape = Shape { kv_heads: kv_heads.len(), rows, group, head_dim };
+        // Queries and results lie `[KV head][row][head]` in the scratch.
+        let place = |index: usize| (first_row + index % rows, kv_heads.start + index / rows);
+        scratch.reshape(shape);
+        for (index, queries) in scratch.queries.chunks_exact_mut(width).enumerate() {
+            let (row, kv_head) = place(index);
+            queries.copy_from_slice(&self.heads[row * stride + kv_head * width..][..width]);
         }
         let table = self.plan.table(first_row);
-        let keys = self.keys.pages(table, kv_head * head_dim);
-        let values = self.values.pages(table, kv_head * head_dim);
+        let keys = self.keys.pages(table, kv_heads.start * head_dim);
+        let values = self.values.pages(table, kv_heads.start * head_dim);
         let first_position = self.plan.rows()[first_row].position;
         // SAFETY: the plan's invariant 1: all positions up to the last row's lie in blocks of the
         // sequence, hence inside the pool's region, and are written, by earlier passes or by
         // `write_cache` of this layer, which is over. Nobody writes there while the batch borrows the
         // sequences: their blocks are sealed or exclusively theirs.
-        let attend =
-            unsafe { Attend::new(keys, values, (group, head_dim), first_position, scratch) };
+        let attend = unsafe { Attend::new(keys, values, shape, first_position, scratch) };
         level.run(attend);
-        for (row, out) in scratch.out.chunks_exact(width).enumerate() {
-            let to = (first_row + row) * heads * head_dim + kv_head * width;
+        for (index, out) in scratch.out.chunks_exact(width).enumerate() {
+            let (row, kv_head) = place(index);
+            let to = row * heads * head_dim + kv_head * width;
             // SAFETY: every (row, KV head) is handled once, by one thread.
             unsafe { attended.range(to..to + width) }.copy_from_slice(out);
         }

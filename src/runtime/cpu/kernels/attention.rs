@@ -1,8 +1,8 @@
 //! Attention over paged keys and values, in ranges of 64 positions.
 //!
-//! The work of one call: some consecutive rows of one sequence and the query heads that share one KV
-//! head, `queries` = rows x heads in all. Per range of positions, in order (as in "FlashAttention-2",
-//! Dao 2023):
+//! The work of one call: some consecutive rows of one sequence, some neighbouring KV heads, and the
+//! query heads that share each of these: queries `[KV head][row][head]`. Per range of positions, in
+//! order (as in "FlashAttention-2", Dao 2023):
 //! ```text
 //! score[q][t]  = fma over the dimensions in order, from 0            lanes: positions
 //! largest'     = max(largest, scores)
@@ -14,14 +14,18 @@
 //! and in the end `out / sum`. Each query's operations depend on its own position alone: how queries
 //! are grouped, and where blocks lie, cannot change a bit. A query's loops end at its own position, and
 //! no position beyond the last query's is read: what lies there may be anything.
+//!
+//! All KV heads of a range come before the next range, so that memory is read in whole rows.
+
+use std::ops::Range;
 
 use blockwire::pool::Dtype;
 use half::{bf16, f16};
 
 use super::{
     Kernel,
-    element::Element,
     elementwise::{SUM_LANES, exp, sum_lanes},
+    pages::{Pages, gather, prefetch},
     simd::Simd,
 };
 
@@ -30,23 +34,6 @@ pub(crate) const RANGE: usize = 64;
 
 /// Queries that share one load of keys or values.
 const GROUP: usize = 4;
-
-/// One KV head of one sequence, in the pool.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pages<'a> {
-    /// The head's first element in token 0 of block 0.
-    pub(crate) start: *const u8,
-    /// Bytes from a block to the next.
-    pub(crate) block_stride: usize,
-    /// Bytes from a token to the next.
-    pub(crate) token_stride: usize,
-    /// Tokens per block.
-    pub(crate) block_tokens: usize,
-    /// Block of every `block_tokens` positions.
-    pub(crate) table: &'a [u32],
-    /// Element type.
-    pub(crate) dtype: Dtype,
-}
 
 /// Working memory of one thread.
 #[derive(Debug, Default)]
@@ -67,7 +54,8 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     /// Makes room.
-    pub(crate) fn reshape(&mut self, queries: usize, head_dim: usize) {
+    pub(crate) fn reshape(&mut self, shape: Shape) {
+        let (queries, head_dim) = (shape.queries(), shape.head_dim);
         self.rows.resize(RANGE * head_dim, 0.0);
         self.keys.resize(RANGE * head_dim, 0.0);
         self.queries.resize(queries * head_dim, 0.0);
@@ -79,64 +67,89 @@ impl Scratch {
     }
 }
 
+/// How many heads and rows the queries are of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Neighbouring KV heads.
+    pub(crate) kv_heads: usize,
+    /// Consecutive rows.
+    pub(crate) rows: usize,
+    /// Query heads per KV head.
+    pub(crate) group: usize,
+    /// Elements per head.
+    pub(crate) head_dim: usize,
+}
+
+impl Shape {
+    /// Queries of one KV head.
+    #[inline(always)]
+    fn per_kv_head(self) -> usize {
+        self.rows * self.group
+    }
+
+    /// All queries.
+    #[inline(always)]
+    fn queries(self) -> usize {
+        self.kv_heads * self.per_kv_head()
+    }
+}
+
 /// Fills `scratch.out` from `scratch.queries`.
 ///
-/// Invariant 1: positions below `first_position + queries / heads` are readable through both pages.
+/// Invariant 1: positions below `first_position + shape.rows` are readable through both pages.
 pub(crate) struct Attend<'a> {
     keys: Pages<'a>,
     values: Pages<'a>,
-    head_dim: usize,
-    heads: usize,
+    shape: Shape,
     first_position: usize,
     scratch: &'a mut Scratch,
 }
 
 impl<'a> Attend<'a> {
-    /// Queries lie `[row][head]` in the scratch, scaled; row `i` sees the positions up to and with
+    /// Queries lie in the scratch, scaled; row `i` sees the positions up to and with
     /// `first_position + i`.
     ///
     /// # Panics
-    /// When `head_dim` is no multiple of 16, the scratch was not reshaped for whole rows of `heads`
-    /// queries, or a table is too short.
+    /// When the head dimension is no multiple of 16, the scratch was reshaped for another shape, or
+    /// a table is too short.
     ///
     /// # Safety
     /// Every visible position is readable at `start + table[t / block_tokens] * block_stride +
-    /// t % block_tokens * token_stride`, for `head_dim` elements of `dtype`, of any alignment, and
-    /// nobody writes there until the kernel has run.
+    /// t % block_tokens * token_stride`, for `kv_heads * head_dim` elements of `dtype`, of any
+    /// alignment, and nobody writes there until the kernel has run.
     pub(crate) unsafe fn new(
         keys: Pages<'a>,
         values: Pages<'a>,
-        (heads, head_dim): (usize, usize),
+        shape: Shape,
         first_position: usize,
         scratch: &'a mut Scratch,
     ) -> Self {
+        let Shape { rows, head_dim, .. } = shape;
         assert!(head_dim.is_multiple_of(16) && head_dim > 0, "head dimension {head_dim}");
-        let queries = scratch.states.len();
-        assert!(queries.is_multiple_of(heads), "{queries} queries of {heads} heads");
-        assert_eq!(scratch.queries.len(), queries * head_dim, "scratch of another shape");
-        let visible = first_position + queries / heads;
+        let (queries, len) = (scratch.states.len(), scratch.queries.len());
+        let expected = (shape.queries(), shape.queries() * head_dim);
+        assert_eq!((queries, len), expected, "scratch of another shape");
+        let visible = first_position + rows;
         for pages in [&keys, &values] {
             assert!(visible <= pages.table.len() * pages.block_tokens, "{visible} positions");
         }
-        Self { keys, values, head_dim, heads, first_position, scratch }
+        Self { keys, values, shape, first_position, scratch }
     }
 
     /// Positions that a query sees in the range from `start` on.
     #[inline(always)]
     fn visible(&self, query: usize, start: usize) -> usize {
-        let end = self.first_position + query / self.heads + 1;
-        end.saturating_sub(start).min(RANGE)
+        let row = query % self.shape.per_kv_head() / self.shape.group;
+        (self.first_position + row + 1).saturating_sub(start).min(RANGE)
     }
 
-    /// The queries that follow `query` and see as much, at most four with it; `(count, positions)`.
+    /// The queries from `query` on, below `end`, that see as much as it, at most four with it;
+    /// `(count, positions)`.
     #[inline(always)]
-    fn group(&self, query: usize, start: usize) -> (usize, usize) {
-        let queries = self.scratch.states.len();
+    fn group(&self, query: usize, end: usize, start: usize) -> (usize, usize) {
         let visible = self.visible(query, start);
         let mut count = 1;
-        while count < GROUP
-            && query + count < queries
-            && self.visible(query + count, start) == visible
+        while count < GROUP && query + count < end && self.visible(query + count, start) == visible
         {
             count += 1;
         }
@@ -144,14 +157,16 @@ impl<'a> Attend<'a> {
     }
 
     #[inline(always)]
-    fn gather<S: Simd>(&mut self, simd: S, pages: Pages<'_>, start: usize, count: usize) {
-        let rows = &mut self.scratch.rows[..count * self.head_dim];
-        // SAFETY: invariant 1.
+    fn gather<S: Simd>(&mut self, simd: S, mut pages: Pages<'_>, head: usize, range: Range<usize>) {
+        let head_dim = self.shape.head_dim;
+        let rows = &mut self.scratch.rows[..range.len() * head_dim];
+        // SAFETY: invariant 1, for the elements of this one of `kv_heads` heads.
         unsafe {
+            pages.start = pages.start.add(head * head_dim * pages.dtype.size());
             match pages.dtype {
-                Dtype::F16 => gather::<S, f16>(simd, pages, start, rows, self.head_dim),
-                Dtype::Bf16 => gather::<S, bf16>(simd, pages, start, rows, self.head_dim),
-                Dtype::F32 => gather::<S, f32>(simd, pages, start, rows, self.head_dim),
+                Dtype::F16 => gather::<S, f16>(simd, pages, range.start, rows, head_dim),
+                Dtype::Bf16 => gather::<S, bf16>(simd, pages, range.start, rows, head_dim),
+                Dtype::F32 => gather::<S, f32>(simd, pages, range.start, rows, head_dim),
             }
         }
     }
@@ -159,25 +174,27 @@ impl<'a> Attend<'a> {
     /// Rows beyond the range's last position hold older numbers, whose scores nobody looks at.
     #[inline(always)]
     fn transpose_keys<S: Simd>(&mut self, simd: S, count: usize) {
+        let head_dim = self.shape.head_dim;
         let Scratch { rows, keys, .. } = &mut *self.scratch;
         for token in (0..count).step_by(S::LANES) {
-            for dimension in (0..self.head_dim).step_by(S::LANES) {
+            for dimension in (0..head_dim).step_by(S::LANES) {
                 // SAFETY: `LANES` divides 64 and the head dimension, so that the square lies inside
                 // `[64][head_dim]` and inside `[head_dim][64]`, which `reshape` allocated.
                 unsafe {
-                    let from = rows.as_ptr().add(token * self.head_dim + dimension);
+                    let from = rows.as_ptr().add(token * head_dim + dimension);
                     let to = keys.as_mut_ptr().add(dimension * RANGE + token);
-                    simd.transpose(from, self.head_dim, to, RANGE);
+                    simd.transpose(from, head_dim, to, RANGE);
                 }
             }
         }
     }
 
     #[inline(always)]
-    fn score_range<S: Simd>(&mut self, simd: S, start: usize) {
-        let mut query = 0;
-        while query < self.scratch.states.len() {
-            let (count, visible) = self.group(query, start);
+    fn score_range<S: Simd>(&mut self, simd: S, head: usize, start: usize) {
+        let mut query = head * self.shape.per_kv_head();
+        let end = query + self.shape.per_kv_head();
+        while query < end {
+            let (count, visible) = self.group(query, end, start);
             match count {
                 1 => self.score::<S, 1>(simd, query, visible),
                 2 => self.score::<S, 2>(simd, query, visible),
@@ -190,7 +207,7 @@ impl<'a> Attend<'a> {
 
     #[inline(always)]
     fn score<S: Simd, const M: usize>(&mut self, simd: S, query: usize, visible: usize) {
-        let dimensions = self.head_dim;
+        let dimensions = self.shape.head_dim;
         let queries = self.scratch.queries[query * dimensions..][..M * dimensions].as_ptr();
         let scores = self.scratch.scores[query * RANGE..][..M * RANGE].as_mut_ptr();
         let keys = self.scratch.keys[..dimensions * RANGE].as_ptr();
@@ -228,17 +245,19 @@ impl<'a> Attend<'a> {
             let (largest, sums) = &mut self.scratch.states[query];
             let decay = weigh(simd, scores, visible, largest, sums);
             if decay != 1.0 {
-                let out = &mut self.scratch.out[query * self.head_dim..][..self.head_dim];
+                let head_dim = self.shape.head_dim;
+                let out = &mut self.scratch.out[query * head_dim..][..head_dim];
                 out.iter_mut().for_each(|out| *out *= decay);
             }
         }
     }
 
     #[inline(always)]
-    fn add_range<S: Simd>(&mut self, simd: S, start: usize) {
-        let mut query = 0;
-        while query < self.scratch.states.len() {
-            let (count, visible) = self.group(query, start);
+    fn add_range<S: Simd>(&mut self, simd: S, head: usize, start: usize) {
+        let mut query = head * self.shape.per_kv_head();
+        let end = query + self.shape.per_kv_head();
+        while query < end {
+            let (count, visible) = self.group(query, end, start);
             match count {
                 1 => self.add::<S, 1>(simd, query, visible),
                 2 => self.add::<S, 2>(simd, query, visible),
@@ -251,7 +270,7 @@ impl<'a> Attend<'a> {
 
     #[inline(always)]
     fn add<S: Simd, const M: usize>(&mut self, simd: S, query: usize, visible: usize) {
-        let dimensions = self.head_dim;
+        let dimensions = self.shape.head_dim;
         let weights = self.scratch.scores[query * RANGE..][..M * RANGE].as_ptr();
         let out = self.scratch.out[query * dimensions..][..M * dimensions].as_mut_ptr();
         let values = self.scratch.rows[..RANGE * dimensions].as_ptr();
@@ -281,21 +300,26 @@ impl Kernel for Attend<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let (keys, values) = (self.keys, self.values);
-        let visible = self.first_position + self.scratch.states.len() / self.heads;
+        let Shape { kv_heads, rows, head_dim, .. } = self.shape;
+        let visible = self.first_position + rows;
         for start in (0..visible).step_by(RANGE) {
-            let count = RANGE.min(visible - start);
-            let next = start + RANGE..visible.min(start + 2 * RANGE);
-            prefetch(simd, keys, next.clone(), self.head_dim);
-            self.gather(simd, keys, start, count);
-            self.transpose_keys(simd, count);
-            self.score_range(simd, start);
+            let range = start..visible.min(start + RANGE);
+            let next = range.end..visible.min(range.end + RANGE);
+            prefetch(simd, keys, next.clone(), kv_heads * head_dim);
+            for head in 0..kv_heads {
+                self.gather(simd, keys, head, range.clone());
+                self.transpose_keys(simd, range.len());
+                self.score_range(simd, head, start);
+            }
             self.weigh_range(simd, start);
-            prefetch(simd, values, next, self.head_dim);
-            self.gather(simd, values, start, count);
-            self.add_range(simd, start);
+            prefetch(simd, values, next, kv_heads * head_dim);
+            for head in 0..kv_heads {
+                self.gather(simd, values, head, range.clone());
+                self.add_range(simd, head, start);
+            }
         }
         let Scratch { out, states, .. } = &mut *self.scratch;
-        for (out, (_, sums)) in out.chunks_exact_mut(self.head_dim).zip(states) {
+        for (out, (_, sums)) in out.chunks_exact_mut(head_dim).zip(states) {
             let inverse = 1.0 / sum_lanes(*sums);
             out.iter_mut().for_each(|out| *out *= inverse);
         }
@@ -354,54 +378,4 @@ fn decay<S: Simd>(simd: S, before: f32, now: f32) -> f32 {
     // SAFETY: the array holds 16 floats, and `LANES` is at most 16.
     unsafe { simd.store(lanes.as_mut_ptr(), exp(simd, simd.splat(before - now))) }
     lanes[0]
-}
-
-/// Widens the `rows.len() / head_dim` positions from `start` on.
-///
-/// # Safety
-/// They are readable through the pages.
-#[inline(always)]
-unsafe fn gather<S: Simd, E: Element>(
-    simd: S,
-    pages: Pages<'_>,
-    start: usize,
-    rows: &mut [f32],
-    head_dim: usize,
-) {
-    let (mut block, mut token) = (start / pages.block_tokens, start % pages.block_tokens);
-    for row in rows.chunks_exact_mut(head_dim) {
-        if token == pages.block_tokens {
-            (block, token) = (block + 1, 0);
-        }
-        let offset = pages.table[block] as usize * pages.block_stride + token * pages.token_stride;
-        for at in (0..head_dim).step_by(S::LANES) {
-            // SAFETY: the caller vouches for `head_dim` elements at this position; `LANES` divides
-            // `head_dim`, the length of `row`.
-            unsafe {
-                let from = pages.start.add(offset).cast::<E>().add(at);
-                simd.store(row.as_mut_ptr().add(at), E::load(simd, from));
-            }
-        }
-        token += 1;
-    }
-}
-
-/// Asks for the cache lines of some positions.
-#[inline(always)]
-fn prefetch<S: Simd>(
-    simd: S,
-    pages: Pages<'_>,
-    positions: std::ops::Range<usize>,
-    head_dim: usize,
-) {
-    const CACHE_LINE: usize = 64;
-    let bytes = head_dim * pages.dtype.size();
-    for position in positions {
-        let block = pages.table[position / pages.block_tokens] as usize;
-        let token = position % pages.block_tokens;
-        let offset = block * pages.block_stride + token * pages.token_stride;
-        for line in (0..bytes).step_by(CACHE_LINE) {
-            simd.prefetch(pages.start.wrapping_add(offset + line));
-        }
-    }
 }

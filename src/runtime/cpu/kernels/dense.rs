@@ -52,10 +52,9 @@ impl<'a, E: Element> Multiply<'a, E> {
         }
         for (r, sums) in sums.iter().enumerate() {
             let mut results = [0.0; TILE];
-            for part in 0..TILE / S::LANES {
-                // SAFETY: `part * LANES + LANES` is at most 16, the length of `results`; the caller
-                // of `new` vouches for exclusive use of the output.
-                unsafe { simd.store(results.as_mut_ptr().add(part * S::LANES), sums[part]) }
+            for (part, sum) in sums.iter().enumerate().take(TILE / S::LANES) {
+                // SAFETY: `part * LANES + LANES` is at most 16, the length of `results`.
+                unsafe { simd.store(results.as_mut_ptr().add(part * S::LANES), *sum) }
             }
             // SAFETY: the caller of `new` vouches for exclusive use.
             unsafe { self.output.put(first_row + r, tile, &results) }

@@ -115,16 +115,10 @@ pub(crate) fn sum_lanes(mut lanes: [f32; SUM_LANES]) -> f32 {
 /// Range reduction by ln 2 in two parts, then the degree 5 polynomial of Cephes' `expf`.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(simd: S, x: S::F) -> S::F {
-    const LN_2_HIGH: f32 = 0.693_359_375;
+    const LN_2_HIGH: f32 = 355.0 / 512.0;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    const POLYNOMIAL: [f32; 6] = [
-        1.987_569_1e-4,
-        1.398_199_9e-3,
-        8.333_452e-3,
-        4.166_579_6e-2,
-        1.666_666_5e-1,
-        5.000_000_1e-1,
-    ];
+    const POLYNOMIAL: [f32; 6] =
+        [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
     let x = simd.max(simd.min(x, simd.splat(88.0)), simd.splat(-87.0));
     let power = simd.nearest(simd.mul(x, simd.splat(std::f32::consts::LOG2_E)));
     let whole = simd.to_float(power);

@@ -8,6 +8,7 @@ pub(crate) mod dense;
 pub(crate) mod element;
 pub(crate) mod elementwise;
 pub(crate) mod output;
+pub(crate) mod pages;
 pub(crate) mod quantised;
 pub(crate) mod quantize;
 pub(crate) mod simd;

@@ -34,11 +34,6 @@ impl QuantisedRows {
         self.sums.resize(self.sums.len().max(blocks), [0; 2]);
     }
 
-    /// Rows held.
-    pub(crate) fn rows(&self) -> usize {
-        self.rows
-    }
-
     /// Activations per row.
     pub(crate) fn cols(&self) -> usize {
         self.cols

@@ -72,6 +72,7 @@ impl Matrix {
     }
 
     /// Input columns.
+    #[cfg(test)]
     pub(crate) fn cols(&self) -> usize {
         self.cols
     }

@@ -24,7 +24,6 @@ pub(crate) struct Line(pub(crate) [u8; 64]);
 /// Weights that are plain numbers.
 #[derive(Debug)]
 pub(crate) struct DenseTiles<E> {
-    pub(crate) rows: usize,
     pub(crate) cols: usize,
     /// `[tile][column][16 rows]`.
     pub(crate) weights: Vec<E>,
@@ -70,7 +69,7 @@ impl<E: Element> DenseTiles<E> {
                 tile[col * TILE + row % TILE] = E::from_bytes(number);
             }
         }
-        Self { rows, cols, weights }
+        Self { cols, weights }
     }
 
     /// Widens one row.
@@ -113,11 +112,6 @@ impl<T: Format> QuantisedTiles<T> {
             }
         }
         new
-    }
-
-    /// Rows of the matrix.
-    pub(crate) fn rows(&self) -> usize {
-        self.rows
     }
 
     /// Columns of the matrix.
