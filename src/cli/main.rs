@@ -1,2 +1,54 @@
-//! The `blockwire` binary.
-fn main() {}
+//! The `blockwire` binary: `serve`, `demo`, `generate`.
+//!
+//! Exit status: 0 done, 1 failed while running, 2 wrong arguments or a model that cannot be used.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod demo;
+mod fetch;
+mod generate;
+mod model;
+mod node;
+mod progress;
+mod serve;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_env("BLOCKWIRE_LOG")
+        .unwrap_or_else(|_| EnvFilter::new(default_level(&cli.command)));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    let outcome = match cli.command {
+        Command::Serve(args) => serve::run(args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Generate(args) => generate::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("blockwire: {error:#}");
+            ExitCode::from(if error.is::<model::Unusable>() { 2 } else { 1 })
+        }
+    }
+}
+
+/// What is worth a line when nobody asked: everything of a server, warnings of a command.
+fn default_level(command: &Command) -> &'static str {
+    match command {
+        Command::Serve(_) => "info",
+        Command::Demo(_) | Command::Generate(_) => "warn",
+    }
+}

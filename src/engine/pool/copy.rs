@@ -32,7 +32,7 @@ impl std::fmt::Debug for Digest {
     }
 }
 
-/// Payload traffic of one link.
+/// Payload traffic of one link. All links of a process add up in [`TransferStats::of_process`].
 #[derive(Debug, Default)]
 pub struct TransferStats {
     sent: AtomicU64,
@@ -40,7 +40,18 @@ pub struct TransferStats {
     copied: AtomicU64,
 }
 
+static PROCESS: TransferStats = TransferStats {
+    sent: AtomicU64::new(0),
+    landed: AtomicU64::new(0),
+    copied: AtomicU64::new(0),
+};
+
 impl TransferStats {
+    /// The traffic of all links that this process ever had.
+    pub fn of_process() -> &'static Self {
+        &PROCESS
+    }
+
     /// Payload bytes handed to the wire or taken by the peer.
     pub fn sent(&self) -> u64 {
         self.sent.load(Relaxed)
@@ -59,11 +70,13 @@ impl TransferStats {
     /// Counts payload bytes that left.
     pub fn add_sent(&self, bytes: u64) {
         self.sent.fetch_add(bytes, Relaxed);
+        PROCESS.sent.fetch_add(bytes, Relaxed);
     }
 
     /// Counts payload bytes that arrived.
     pub fn add_landed(&self, bytes: u64) {
         self.landed.fetch_add(bytes, Relaxed);
+        PROCESS.landed.fetch_add(bytes, Relaxed);
     }
 }
 
@@ -101,6 +114,7 @@ pub unsafe fn copy_payload_from_peer(
         digest.update(piece);
     }
     stats.copied.fetch_add(to.len() as u64, Relaxed);
+    PROCESS.copied.fetch_add(to.len() as u64, Relaxed);
 }
 
 #[cfg(test)]

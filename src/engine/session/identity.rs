@@ -23,9 +23,11 @@ pub struct Identity {
     pub name: String,
     /// For people: the model.
     pub model: String,
-    /// What must be equal for a cache to mean the same (weights, tokenizer, backend). Empty on a
-    /// side that has no model.
+    /// Of the model's files, tokenizer included. Empty on a side that has no model.
     pub fingerprint: Bytes,
+    /// What computes, and which version of its arithmetic: caches of two backends differ in their
+    /// last bits. Empty on a side that computes nothing.
+    pub backend: String,
     /// Geometry of the pool; none on a side without one.
     pub geometry: Option<KvSpec>,
     /// What the layer above says of itself.
@@ -40,6 +42,7 @@ impl Identity {
             name: name.into(),
             model: String::new(),
             fingerprint: Bytes::new(),
+            backend: String::new(),
             geometry: None,
             role: Bytes::new(),
         }
@@ -55,6 +58,7 @@ impl Identity {
             model: self.model.clone(),
             geometry: self.geometry.as_ref().map(geometry_to_wire),
             role: self.role.clone(),
+            backend: self.backend.clone(),
         }
     }
 }
@@ -87,6 +91,14 @@ pub enum Mismatch {
         /// The peer's, with its fingerprint.
         theirs: String,
     },
+    /// One model, computed by programs that round differently.
+    #[error("backend {ours} here, {theirs} there")]
+    Backend {
+        /// This side's.
+        ours: String,
+        /// The peer's.
+        theirs: String,
+    },
     /// A hello that cannot be read.
     #[error("the peer's hello is malformed: {0}")]
     Hello(&'static str),
@@ -98,6 +110,7 @@ impl Mismatch {
             Self::Version { .. } => body::RefuseCode::RefuseVersion,
             Self::Geometry { .. } => body::RefuseCode::RefuseGeometry,
             Self::Model { .. } => body::RefuseCode::RefuseModel,
+            Self::Backend { .. } => body::RefuseCode::RefuseBackend,
             Self::Hello(_) => body::RefuseCode::RefuseHello,
         }
     }
@@ -110,7 +123,7 @@ pub(super) fn check_hello(ours: &Identity, hello: body::Hello) -> Result<Identit
     if theirs.0.max(low) > theirs.1.min(high) {
         return Err(Mismatch::Version { ours: SESSION_VERSIONS, theirs });
     }
-    if hello.name.len().max(hello.model.len()) > NAME_LEN_MAX {
+    if hello.name.len().max(hello.model.len()).max(hello.backend.len()) > NAME_LEN_MAX {
         return Err(Mismatch::Hello("name too long"));
     }
     let instance = Uuid::from_slice(&hello.instance)
@@ -129,8 +142,12 @@ pub(super) fn check_hello(ours: &Identity, hello: body::Hello) -> Result<Identit
             theirs: describe_model(&hello.model, &hello.fingerprint),
         });
     }
-    let (name, model, fingerprint) = (hello.name, hello.model, hello.fingerprint);
-    Ok(Identity { instance, name, model, fingerprint, geometry, role: hello.role })
+    let both = !ours.backend.is_empty() && !hello.backend.is_empty();
+    if both && ours.backend != hello.backend {
+        return Err(Mismatch::Backend { ours: ours.backend.clone(), theirs: hello.backend });
+    }
+    let body::Hello { name, model, fingerprint, role, backend, .. } = hello;
+    Ok(Identity { instance, name, model, fingerprint, backend, geometry, role })
 }
 
 fn describe_model(model: &str, fingerprint: &[u8]) -> String {

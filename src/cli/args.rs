@@ -1,0 +1,208 @@
+//! What the command line takes.
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use blockwire::pool::{Dtype, Layout};
+use blockwire::transport::Address;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Moves the paged KV cache of a language model from a prefill to a decode process, and serves it.
+#[derive(Debug, Parser)]
+#[command(version, about, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run one node of a deployment, or all of it in one process.
+    Serve(ServeArgs),
+    /// Show a handoff: router, prefill and decode as three processes over shared memory.
+    Demo(DemoArgs),
+    /// Generate text with a local model, without any server.
+    Generate(GenerateArgs),
+}
+
+/// What a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Role {
+    /// Everything in one process.
+    Single,
+    /// Computes prompts and hands their caches over.
+    Prefill,
+    /// Takes caches and generates.
+    Decode,
+    /// Speaks the OpenAI API and picks nodes.
+    Router,
+}
+
+/// What a misconfigured role does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Fallback {
+    /// Says what is missing and exits.
+    None,
+    /// Serves alone.
+    Single,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvDtype {
+    F16,
+    Bf16,
+    F32,
+}
+
+impl From<KvDtype> for Dtype {
+    fn from(dtype: KvDtype) -> Self {
+        match dtype {
+            KvDtype::F16 => Self::F16,
+            KvDtype::Bf16 => Self::Bf16,
+            KvDtype::F32 => Self::F32,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvLayout {
+    /// A block's layers lie together.
+    BlockMajor,
+    /// A layer's blocks lie together.
+    LayerMajor,
+}
+
+impl From<KvLayout> for Layout {
+    fn from(layout: KvLayout) -> Self {
+        match layout {
+            KvLayout::BlockMajor => Self::BlockMajor,
+            KvLayout::LayerMajor => Self::LayerMajor,
+        }
+    }
+}
+
+/// How a model is loaded and run.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct EngineArgs {
+    /// Threads that compute.
+    #[arg(long, default_value = "1", env = "BLOCKWIRE_THREADS")]
+    pub(crate) threads: NonZeroUsize,
+    /// Element type of the KV cache.
+    #[arg(long, value_enum, default_value = "f16")]
+    pub(crate) kv_dtype: KvDtype,
+    /// Order of the KV cache's dimensions.
+    #[arg(long, value_enum, default_value = "block-major")]
+    pub(crate) kv_layout: KvLayout,
+    /// Tokens per block of the KV cache.
+    #[arg(long, default_value = "16", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) block_tokens: u32,
+    /// Memory of the KV cache, in MiB.
+    #[arg(long, value_name = "MIB", default_value = "512", conflicts_with = "kv_blocks")]
+    pub(crate) kv_memory: usize,
+    /// Blocks of the KV cache, instead of its memory.
+    #[arg(long, value_name = "BLOCKS")]
+    pub(crate) kv_blocks: Option<usize>,
+    /// Longest sequence, in tokens; by default what the model was trained for.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_model_len: Option<usize>,
+    /// Most sequences that generate at a time.
+    #[arg(long, default_value = "32")]
+    pub(crate) max_batch: NonZeroUsize,
+    /// Most prompt tokens computed in one step, so that others' tokens are not held up for long.
+    #[arg(long, value_name = "TOKENS", default_value = "256")]
+    pub(crate) prefill_chunk: NonZeroUsize,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  One process:
+    blockwire serve --model model.gguf --http 127.0.0.1:8000
+  Three processes on one host, over shared memory:
+    blockwire serve --node-role decode  --model model.gguf --serving-bind shm:decode
+    blockwire serve --node-role prefill --model model.gguf --serving-bind shm:prefill \\
+                    --decode-peers shm:decode
+    blockwire serve --node-role router  --model model.gguf --http 127.0.0.1:8000 \\
+                    --prefill-peers shm:prefill --decode-peers shm:decode
+  Across hosts: tcp://HOST:PORT instead of shm:NAME. Addresses off the local host need a trusted
+  network: peers are not authenticated yet, so such a bind asks for --allow-unauthenticated.")]
+pub(crate) struct ServeArgs {
+    /// What this process is.
+    #[arg(long, value_enum, default_value = "single")]
+    pub(crate) node_role: Role,
+    /// A .gguf file, or a folder with config.json and safetensors.
+    #[arg(long, env = "BLOCKWIRE_MODEL", value_name = "PATH")]
+    pub(crate) model: PathBuf,
+    /// Name of the model in requests; by default the file's name.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) served_model_name: Option<String>,
+    /// Address of the OpenAI API (single, router; default 127.0.0.1:8000) or of /health and /metrics
+    /// (prefill, decode; default none). Port 0 takes a free one.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) http: Option<SocketAddr>,
+    /// Where peers reach this node (prefill, decode): shm:NAME or tcp://HOST:PORT.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) serving_bind: Option<Address>,
+    /// Prefill nodes (router).
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    pub(crate) prefill_peers: Vec<Address>,
+    /// Decode nodes (router, prefill).
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    pub(crate) decode_peers: Vec<Address>,
+    /// What to do when the role lacks an address.
+    #[arg(long, value_enum, default_value = "none")]
+    pub(crate) fallback: Fallback,
+    /// Key that HTTP callers must send; may be repeated.
+    #[arg(long, value_name = "KEY", env = "BLOCKWIRE_API_KEY")]
+    pub(crate) api_key: Vec<String>,
+    /// Bind a tcp address that other hosts reach, although peers are not authenticated.
+    #[arg(long)]
+    pub(crate) allow_unauthenticated: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// A model; by default SmolLM2-135M-Instruct, fetched once with pip.
+    #[arg(long, env = "BLOCKWIRE_MODEL", value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+    /// What to ask.
+    #[arg(long, default_value = "What is the capital of France? Answer in one sentence.")]
+    pub(crate) prompt: String,
+    /// Most tokens of the answer.
+    #[arg(long, default_value = "64")]
+    pub(crate) max_tokens: u32,
+    /// What carries the cache: `shm`, or `tcp` over the loopback.
+    #[arg(long, default_value = "shm", value_parser = ["shm", "tcp"])]
+    pub(crate) transport: String,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    /// A .gguf file, or a folder with config.json and safetensors.
+    #[arg(long, env = "BLOCKWIRE_MODEL", value_name = "PATH")]
+    pub(crate) model: PathBuf,
+    /// The text to continue.
+    pub(crate) prompt: String,
+    /// Treat the prompt as a user's message of a chat.
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// Most tokens to generate.
+    #[arg(long, default_value = "128", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: u32,
+    /// 0 takes the most probable token.
+    #[arg(long, default_value = "0")]
+    pub(crate) temperature: f32,
+    /// Keep the most probable tokens that together reach this probability.
+    #[arg(long, default_value = "1")]
+    pub(crate) top_p: f32,
+    /// Key of the randomness.
+    #[arg(long, default_value = "0")]
+    pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}

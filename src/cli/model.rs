@@ -1,0 +1,113 @@
+//! From a path to a model that runs, with its pool.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Result;
+use blockwire::clock;
+use blockwire::pool::{Backing, BlockPool, PoolOptions};
+use blockwire_runtime::chat::ChatTemplate;
+use blockwire_runtime::cpu::{CpuModel, CpuOptions};
+use blockwire_runtime::files::{LoadError, ModelFiles};
+use blockwire_runtime::model::Model;
+use blockwire_serving::http::{NoTokenizer, TextCodec};
+use blockwire_serving::scheduler::{BatchScheduler, SchedulerOptions};
+
+use crate::args::EngineArgs;
+use crate::progress::Progress;
+
+/// A model that cannot be used, or not in this way: the user has to change something.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unusable(pub(crate) String);
+
+/// Opens a model's files, with an error that a person can act on.
+pub(crate) fn open(path: &Path) -> Result<ModelFiles> {
+    Ok(ModelFiles::open(path).map_err(unusable)?)
+}
+
+/// The tokenizer and the chat template. A model without a tokenizer serves token ids only.
+pub(crate) fn text(files: &ModelFiles) -> Result<(Arc<dyn TextCodec>, Option<ChatTemplate>)> {
+    let codec: Arc<dyn TextCodec> = match files.tokenizer() {
+        Ok(tokenizer) => Arc::new(tokenizer),
+        Err(error @ LoadError::MissingTokenizer { .. }) => {
+            tracing::warn!(%error, "serving token ids only");
+            Arc::new(NoTokenizer)
+        }
+        Err(error) => return Err(unusable(error).into()),
+    };
+    Ok((codec, files.chat_template().map_err(unusable)?))
+}
+
+/// Loads the weights, makes the pool, and starts the thread that computes.
+pub(crate) fn start(
+    files: &ModelFiles,
+    args: &EngineArgs,
+    name: &str,
+    backing: Backing,
+) -> Result<BatchScheduler> {
+    let model = load(files, args)?;
+    let pool = make_pool(&model, args, backing)?;
+    let options = SchedulerOptions {
+        name: name.to_owned(),
+        prefill_rows_max: args.prefill_chunk.get(),
+        running_max: args.max_batch.get(),
+        eos: files.config().eos.clone(),
+        context_len_max: args.max_model_len,
+        ..SchedulerOptions::default()
+    };
+    Ok(BatchScheduler::start(Box::new(model), pool, options).map_err(unusable)?)
+}
+
+fn load(files: &ModelFiles, args: &EngineArgs) -> Result<CpuModel> {
+    let start = clock::now();
+    let mut bar = None;
+    let mut report = |progress: blockwire_runtime::cpu::Progress| {
+        let total = progress.total as u64;
+        bar.get_or_insert_with(|| Progress::new("loading", total)).set(progress.done as u64);
+    };
+    let options = CpuOptions {
+        threads: args.threads,
+        kv_dtype: args.kv_dtype.into(),
+        kernels: None,
+        progress: &mut report,
+    };
+    let model = CpuModel::load(files, options).map_err(unusable)?;
+    if let Some(bar) = bar {
+        bar.finish();
+    }
+    tracing::info!(
+        model = files.id(),
+        fingerprint = %files.fingerprint(),
+        kernels = ?model.kernels(),
+        threads = model.threads(),
+        took = ?(clock::now() - start),
+        "model loaded"
+    );
+    Ok(model)
+}
+
+fn make_pool(model: &CpuModel, args: &EngineArgs, backing: Backing) -> Result<BlockPool> {
+    let spec = model.kv_spec(args.block_tokens);
+    let context = args.max_model_len.unwrap_or(usize::MAX).min(model.context());
+    // More than every running sequence at its longest is of no use.
+    let useful = spec.blocks_for(context) * args.max_batch.get();
+    let affordable = (args.kv_memory << 20) / spec.block_bytes();
+    let blocks = args.kv_blocks.unwrap_or_else(|| affordable.clamp(1, useful));
+    let options =
+        PoolOptions { layout: args.kv_layout.into(), backing, ..PoolOptions::new(spec, blocks) };
+    let pool = BlockPool::new(options).map_err(unusable)?;
+    tracing::info!(
+        blocks,
+        tokens = blocks * args.block_tokens as usize,
+        mib = pool.region().len() >> 20,
+        ?backing,
+        "KV pool: {}",
+        pool.spec()
+    );
+    Ok(pool)
+}
+
+fn unusable(error: impl std::error::Error) -> Unusable {
+    Unusable(error.to_string())
+}

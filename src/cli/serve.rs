@@ -1,0 +1,176 @@
+//! `blockwire serve`: one node of a deployment, or all of it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use blockwire::endpoint::Endpoint;
+use blockwire::pool::Backing;
+use blockwire::transport::Address;
+use blockwire_runtime::files::ModelFiles;
+use blockwire_serving::backend::{Backend, ModelCard};
+use blockwire_serving::coordinator::{HandoffMetrics, ServingCoordinator};
+use blockwire_serving::http::{self, FrontOptions, FrontState};
+use blockwire_serving::metrics::Metrics;
+use blockwire_serving::protocol::NodeRole;
+use blockwire_serving::router::RequestRouter;
+use blockwire_serving::scheduler::LocalBackend;
+use tokio::net::TcpListener;
+
+use crate::args::{Fallback, Role, ServeArgs};
+use crate::model::{self, Unusable};
+use crate::node;
+
+/// Where the OpenAI API listens when nothing else is said.
+const HTTP_DEFAULT: &str = "127.0.0.1:8000";
+
+/// Runs until SIGTERM or SIGINT.
+pub(crate) fn run(mut args: ServeArgs) -> Result<()> {
+    if let Err(lacking) = check(&args) {
+        if args.fallback != Fallback::Single {
+            return Err(lacking.into());
+        }
+        tracing::warn!("{lacking}: serving alone, as --fallback single says");
+        args.node_role = Role::Single;
+    }
+    let files = model::open(&args.model)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        match args.node_role {
+            Role::Single => single(&args, &files).await,
+            Role::Prefill => worker(&args, &files, NodeRole::Prefill).await,
+            Role::Decode => worker(&args, &files, NodeRole::Decode).await,
+            Role::Router => router(&args, &files).await,
+        }
+    })
+}
+
+/// What the role needs and does not have.
+fn check(args: &ServeArgs) -> Result<(), Unusable> {
+    let lacks = |role: &str, what: &str| Err(Unusable(format!("--node-role {role} needs {what}")));
+    match args.node_role {
+        Role::Prefill if args.serving_bind.is_none() => lacks("prefill", "--serving-bind"),
+        Role::Prefill if args.decode_peers.is_empty() => lacks("prefill", "--decode-peers"),
+        Role::Decode if args.serving_bind.is_none() => lacks("decode", "--serving-bind"),
+        Role::Router if args.prefill_peers.is_empty() => lacks("router", "--prefill-peers"),
+        Role::Router if args.decode_peers.is_empty() => lacks("router", "--decode-peers"),
+        _ => node::check_exposure(args),
+    }
+}
+
+async fn single(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
+    let scheduler = model::start(files, &args.engine, "single", Backing::Private)?;
+    let metrics = Metrics::new();
+    scheduler.register_metrics(&metrics);
+    let (id, aliases) = names(args, files);
+    let backend = Arc::new(LocalBackend::new(scheduler.clone(), &id, aliases));
+    front(args, files, backend, metrics).await?;
+    scheduler.drain();
+    Ok(())
+}
+
+async fn worker(args: &ServeArgs, files: &ModelFiles, role: NodeRole) -> Result<()> {
+    let scheduler = model::start(files, &args.engine, role.as_str(), Backing::Shared)?;
+    let bind = args.serving_bind.as_ref().context("--serving-bind")?;
+    let endpoint = node::endpoint(args, files, role, Some(scheduler.pool()))?;
+    let listening = endpoint.listen(bind).await.map_err(|error| Unusable(error.to_string()))?;
+    let metrics = Metrics::new();
+    scheduler.register_metrics(&metrics);
+    let handoffs = HandoffMetrics::register(&metrics);
+    let http = serve_node_http(args, &metrics).await?;
+    let local = listening.local_address().clone();
+    announce(role.as_str(), http, Some(&local));
+    let node = ServingCoordinator::new(endpoint.clone(), scheduler.clone(), handoffs);
+    match role {
+        NodeRole::Prefill => {
+            let peers = args.decode_peers.clone();
+            node.run_prefill_role_networked(listening, peers, stop_signal()).await;
+        }
+        _ => node.run_decode_role_networked(listening, stop_signal()).await,
+    }
+    scheduler.drain();
+    drop(node);
+    shut_down(endpoint).await;
+    Ok(())
+}
+
+async fn router(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
+    let endpoint = node::endpoint(args, files, NodeRole::Router, None)?;
+    let context = args.engine.max_model_len.unwrap_or(usize::MAX).min(files.config().context);
+    let (id, aliases) = names(args, files);
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let card = ModelCard { id, aliases, context_len: context, vocab: files.config().vocab, created };
+    let router = RequestRouter::new(node::instance(), card);
+    let (prefill, decode) = (args.prefill_peers.clone(), args.decode_peers.clone());
+    let running = tokio::spawn(router.clone().run(endpoint.clone(), prefill, decode));
+    front(args, files, Arc::new(router), Metrics::new()).await?;
+    running.abort();
+    let _ = running.await;
+    shut_down(endpoint).await;
+    Ok(())
+}
+
+/// Serves the OpenAI API until the process is told to stop.
+async fn front(
+    args: &ServeArgs,
+    files: &ModelFiles,
+    backend: Arc<dyn Backend>,
+    metrics: Metrics,
+) -> Result<()> {
+    let (codec, chat) = model::text(files)?;
+    let options = FrontOptions { api_keys: args.api_key.clone(), ..FrontOptions::default() };
+    let state = FrontState::new(backend, codec, chat, metrics, options);
+    let address = args.http.map_or_else(|| HTTP_DEFAULT.parse(), Ok)?;
+    let listener = bind_http(address).await?;
+    let role = if args.node_role == Role::Router { "router" } else { "single" };
+    announce(role, Some(listener.local_addr()?), None);
+    http::serve(listener, http::app(state), stop_signal()).await?;
+    Ok(())
+}
+
+/// `/health` and `/metrics` of a node, where asked for.
+async fn serve_node_http(args: &ServeArgs, metrics: &Metrics) -> Result<Option<SocketAddr>> {
+    let Some(address) = args.http else { return Ok(None) };
+    let listener = bind_http(address).await?;
+    let local = listener.local_addr()?;
+    tokio::spawn(http::serve(listener, http::node_app(metrics.clone()), std::future::pending()));
+    Ok(Some(local))
+}
+
+async fn bind_http(address: SocketAddr) -> Result<TcpListener> {
+    let bound = TcpListener::bind(address).await;
+    Ok(bound.map_err(|error| Unusable(format!("--http {address}: {error}")))?)
+}
+
+/// One line on stdout that a person or a script can wait for.
+fn announce(role: &str, http: Option<SocketAddr>, serving: Option<&Address>) {
+    let http = http.map(|http| format!(" http=http://{http}")).unwrap_or_default();
+    let serving = serving.map(|serving| format!(" serving={serving}")).unwrap_or_default();
+    println!("blockwire {role} ready{http}{serving}");
+}
+
+/// The model's name in requests, and the names that mean the same.
+fn names(args: &ServeArgs, files: &ModelFiles) -> (String, Vec<String>) {
+    let own = files.name().to_owned();
+    match &args.served_model_name {
+        Some(name) if *name != own => (name.clone(), vec![own]),
+        _ => (own, vec![]),
+    }
+}
+
+/// Completes when the process is told to stop.
+async fn stop_signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut term) = signal(SignalKind::terminate()) else { return std::future::pending().await };
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+    tracing::info!("stopping");
+}
+
+/// Closes all connections in order; joins the driver's thread away from the async threads.
+async fn shut_down(endpoint: Arc<Endpoint>) {
+    let _ = tokio::task::spawn_blocking(move || drop(endpoint)).await;
+}

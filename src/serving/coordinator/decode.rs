@@ -1,0 +1,104 @@
+//! The decode role: take a cache over, join the running batch, generate.
+
+use blockwire::endpoint::IncomingHandoff;
+use blockwire::ingest::{IngestError, ingest_sequence_handoff};
+use blockwire::session::DeclineCode;
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+use super::prefill::report_panic;
+use super::tasks::Tasks;
+use super::{ResultSink, ServingCoordinator};
+use crate::backend::{GenerateError, GenerateRequest, Started, TokenEvent};
+use crate::protocol::{Phase, ResultFrame};
+
+/// One request of the decode role.
+#[derive(Debug)]
+pub struct DecodeRoleHandoff {
+    /// What to generate; the prompt's cache comes with `incoming`.
+    pub request: GenerateRequest,
+    /// The token that the prefill node sampled.
+    pub first_token: u32,
+    /// The offered cache.
+    pub incoming: IncomingHandoff,
+    /// Where the continuation goes.
+    pub results: ResultSink,
+}
+
+impl ServingCoordinator {
+    /// Serves handoffs until the queue closes, then finishes those that run. All decode in one batch.
+    pub async fn run_decode_role(&self, mut handoffs: mpsc::Receiver<DecodeRoleHandoff>) {
+        let mut tasks = Tasks::default();
+        loop {
+            tokio::select! {
+                handoff = handoffs.recv() => match handoff {
+                    Some(item) => self.spawn_decode(&mut tasks, None, item),
+                    None if tasks.is_empty() => return,
+                    None => report_panic(tasks.next_end().await),
+                },
+                ended = tasks.next_end() => report_panic(ended),
+            }
+        }
+    }
+
+    pub(super) fn spawn_decode(
+        &self,
+        tasks: &mut Tasks,
+        owner: Option<Uuid>,
+        item: DecodeRoleHandoff,
+    ) {
+        let (node, id) = (self.clone(), item.request.id);
+        tasks.spawn(id, owner, async move {
+            let results = item.results.clone();
+            if let Err(error) = node.decode(item).await {
+                tracing::warn!(request = %id, %error, "decode failed");
+                let failed = TokenEvent::Failed(error);
+                let _ = results.send(ResultFrame::carrying(Phase::Continuation, failed)).await;
+            }
+        });
+    }
+
+    async fn decode(&self, item: DecodeRoleHandoff) -> Result<(), GenerateError> {
+        let DecodeRoleHandoff { request, first_token, incoming, results } = item;
+        if incoming.manifest().tokens != request.prompt.len() {
+            let reason = format!(
+                "{} tokens of cache for a prompt of {}",
+                incoming.manifest().tokens,
+                request.prompt.len()
+            );
+            incoming.decline(DeclineCode::DeclineManifest, &reason);
+            return Err(GenerateError::NodeFailed(reason));
+        }
+        let pool = self.scheduler.pool();
+        let growth = (request.max_tokens as usize).min(pool.spec().block_tokens as usize);
+        let limit = self.scheduler.facts().context_len;
+        let sequence = ingest_sequence_handoff(incoming, pool, limit, growth)
+            .await
+            .map_err(ingest_failure)?;
+        self.metrics.taken_over(sequence.len() as u64 * pool.spec().token_bytes() as u64);
+        // The router learns that the prefill node is needed no more.
+        let accepted = TokenEvent::Started(Started::default());
+        let _ = results.send(ResultFrame::carrying(Phase::Continuation, accepted)).await;
+        let mut generation = self
+            .scheduler
+            .decode_from(request, sequence, &[first_token])
+            .map_err(|refused| refused.error)?;
+        while let Some(event) = generation.next().await {
+            if matches!(event, TokenEvent::Started(_)) {
+                continue;
+            }
+            if results.send(ResultFrame::carrying(Phase::Continuation, event)).await.is_err() {
+                // Nobody listens: dropping the generation takes it out of the batch.
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn ingest_failure(error: IngestError) -> GenerateError {
+    match error {
+        IngestError::TooLong { tokens, limit } => GenerateError::TooLong { tokens, limit },
+        other => GenerateError::NodeFailed(format!("taking the cache over: {other}")),
+    }
+}

@@ -1,0 +1,80 @@
+//! What Prometheus reads of the handoffs.
+
+use std::time::Duration;
+
+use blockwire::pool::TransferStats;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::histogram::Histogram;
+
+use crate::metrics::Metrics;
+
+/// Upper bounds in seconds, from a mapped block to a long prompt over a slow link.
+const HANDOFF_BUCKETS: [f64; 12] =
+    [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0];
+
+/// Handoffs of a node. Cloning gives another handle to the same counters.
+#[derive(Clone, Debug)]
+pub struct HandoffMetrics {
+    sent: Counter,
+    sent_bytes: Counter,
+    seconds: Histogram,
+    received: Counter,
+    received_bytes: Counter,
+}
+
+impl HandoffMetrics {
+    /// Registers all of them, at zero.
+    pub fn register(metrics: &Metrics) -> Self {
+        let own = Self {
+            sent: Counter::default(),
+            sent_bytes: Counter::default(),
+            seconds: Histogram::new(HANDOFF_BUCKETS),
+            received: Counter::default(),
+            received_bytes: Counter::default(),
+        };
+        metrics.register("handoffs_sent", "Caches handed over", own.sent.clone());
+        let help = "Bytes of the caches handed over";
+        metrics.register("handoff_sent_bytes", help, own.sent_bytes.clone());
+        let help = "From the offer of a cache to its commit";
+        metrics.register("handoff_seconds", help, own.seconds.clone());
+        metrics.register("handoffs_received", "Caches taken over", own.received.clone());
+        let help = "Bytes of the caches taken over";
+        metrics.register("handoff_received_bytes", help, own.received_bytes.clone());
+        metrics.register_collector(PayloadCollector);
+        own
+    }
+
+    pub(super) fn handed_over(&self, bytes: u64, elapsed: Duration) {
+        self.sent.inc();
+        self.sent_bytes.inc_by(bytes);
+        self.seconds.observe(elapsed.as_secs_f64());
+    }
+
+    pub(super) fn taken_over(&self, bytes: u64) {
+        self.received.inc();
+        self.received_bytes.inc_by(bytes);
+    }
+}
+
+/// Payload traffic of the process, as the links counted it.
+#[derive(Debug)]
+struct PayloadCollector;
+
+impl Collector for PayloadCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let stats = TransferStats::of_process();
+        for (name, help, value) in [
+            ("sent", "Payload bytes handed to a wire", stats.sent()),
+            ("landed", "Payload bytes that arrived in pool blocks", stats.landed()),
+            ("copied", "Payload bytes copied in user space", stats.copied()),
+        ] {
+            let counter = ConstCounter::new(value);
+            let name = format!("blockwire:payload_{name}_bytes");
+            let kind = counter.metric_type();
+            counter.encode(encoder.encode_descriptor(&name, help, None, kind)?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! The roles of a disaggregated deployment.
+//!
+//! ```text
+//!             run_prefill_role                          run_decode_role
+//! PrefillRoleRequest ──> compute, first token ──offer──> DecodeRoleHandoff ──> land, join the batch
+//!        │                                                                      │
+//!        └─ ResultFrame FirstToken ──> ResultSink <── ResultFrame Continuation ─┘
+//! ```
+//! A role is a loop over work items ([`prefill`], [`decode`]); its networked form ([`network`]) feeds the
+//! same loop from connections. Every request is a task of its own: what goes wrong ends that task and
+//! is told to whoever asked; the loop goes on. Dropping a task gives everything back: blocks, the
+//! place in the batch, the offer.
+
+mod decode;
+mod metrics;
+mod network;
+pub(crate) mod peers;
+mod prefill;
+mod tasks;
+
+use std::sync::Arc;
+
+use blockwire::endpoint::{Connection, Endpoint};
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+pub use decode::DecodeRoleHandoff;
+pub use metrics::HandoffMetrics;
+pub use prefill::PrefillRoleRequest;
+
+use crate::protocol::{ResultFrame, kind};
+use crate::scheduler::BatchScheduler;
+
+/// A node of one role: its endpoint, its scheduler, its requests.
+#[derive(Clone, Debug)]
+pub struct ServingCoordinator {
+    endpoint: Arc<Endpoint>,
+    scheduler: BatchScheduler,
+    metrics: HandoffMetrics,
+}
+
+impl ServingCoordinator {
+    /// A node that computes with `scheduler` and talks through `endpoint`, whose pool is the
+    /// scheduler's.
+    pub fn new(
+        endpoint: Arc<Endpoint>,
+        scheduler: BatchScheduler,
+        metrics: HandoffMetrics,
+    ) -> Self {
+        Self { endpoint, scheduler, metrics }
+    }
+
+    /// The scheduler.
+    pub fn scheduler(&self) -> &BatchScheduler {
+        &self.scheduler
+    }
+}
+
+/// Where the results of a request go.
+#[derive(Clone, Debug)]
+pub enum ResultSink {
+    /// To whoever holds the other end, in this process.
+    Channel(mpsc::UnboundedSender<ResultFrame>),
+    /// To the router that asked, on its own connection.
+    Peer {
+        /// The router.
+        connection: Connection,
+        /// The request.
+        request: Uuid,
+    },
+}
+
+impl ResultSink {
+    /// Sends a result.
+    ///
+    /// # Errors
+    /// [`SinkClosed`]: nobody waits for results any more.
+    pub async fn send(&self, frame: ResultFrame) -> Result<(), SinkClosed> {
+        match self {
+            Self::Channel(channel) => channel.send(frame).map_err(|_| SinkClosed),
+            Self::Peer { connection, request } => {
+                let body = prost::Message::encode_to_vec(&frame).into();
+                connection.send(*request, 0, kind::RESULT, body).await.map_err(|_| SinkClosed)
+            }
+        }
+    }
+}
+
+/// Nobody waits for the results of this request any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("nobody waits for the results any more")]
+pub struct SinkClosed;

@@ -1,0 +1,222 @@
+//! The networked forms of the roles: connections in, work items out.
+
+use std::collections::HashMap;
+use std::future::Future;
+
+use blockwire::endpoint::{Connection, Event, IncomingHandoff, Listening};
+use blockwire::session::{DeclineCode, PeerMessage};
+use blockwire::transport::Address;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use super::decode::DecodeRoleHandoff;
+use super::peers::{Change, PeerSet, Update, UpdateSender, updates};
+use super::prefill::{PrefillRoleRequest, report_panic};
+use super::tasks::Tasks;
+use super::{ResultSink, ServingCoordinator};
+use crate::backend::{GenerateError, TokenEvent};
+use crate::protocol::{
+    DecodeMetaFrame, NodeRole, Phase, PrefillRequestFrame, ResultFrame, kind,
+};
+
+/// Longest a node goes on with its requests after it was told to stop.
+const DRAIN_MAX: std::time::Duration = std::time::Duration::from_secs(30);
+
+impl ServingCoordinator {
+    /// Serves routers that dial `listening` and hands their caches to `decode_peers`, until `stop`
+    /// completes; then finishes what runs.
+    pub async fn run_prefill_role_networked(
+        &self,
+        listening: Listening,
+        decode_peers: Vec<Address>,
+        stop: impl Future<Output = ()>,
+    ) {
+        let decode = PeerSet::new(NodeRole::Decode);
+        let (sender, updates) = updates();
+        let mut keepers = JoinSet::new();
+        for address in decode_peers {
+            let endpoint = self.endpoint.clone();
+            keepers.spawn(decode.clone().keep(endpoint, address, sender.clone()));
+        }
+        keepers.spawn(accept_all(listening, sender));
+        let mut node = Node::new(self);
+        node.run(updates, stop, |node, update| {
+            decode.note(&update);
+            if let Change::Event(Event::Message(message)) = update.change {
+                node.handle_prefill_message(&decode, &update.connection, message);
+            }
+        })
+        .await;
+    }
+
+    /// Takes caches from prefill nodes that dial `listening` and reports to routers that dial it too,
+    /// until `stop` completes; then finishes what runs.
+    pub async fn run_decode_role_networked(
+        &self,
+        listening: Listening,
+        stop: impl Future<Output = ()>,
+    ) {
+        let (sender, updates) = updates();
+        let mut keepers = JoinSet::new();
+        keepers.spawn(accept_all(listening, sender));
+        let mut node = Node::new(self);
+        node.run(updates, stop, |node, update| match update.change {
+            Change::Event(Event::Handoff(incoming)) => node.handle_handoff(incoming),
+            Change::Event(Event::Message(message)) if message.kind == kind::CANCEL => {
+                node.tasks.cancel(message.request);
+            }
+            _ => {}
+        })
+        .await;
+    }
+}
+
+/// What a networked role keeps: its routers and its requests.
+struct Node<'a> {
+    coordinator: &'a ServingCoordinator,
+    routers: HashMap<Uuid, Connection>,
+    tasks: Tasks,
+}
+
+impl<'a> Node<'a> {
+    fn new(coordinator: &'a ServingCoordinator) -> Self {
+        Self { coordinator, routers: HashMap::new(), tasks: Tasks::default() }
+    }
+
+    async fn run(
+        &mut self,
+        mut updates: mpsc::Receiver<Update>,
+        stop: impl Future<Output = ()>,
+        mut handle: impl FnMut(&mut Self, Update),
+    ) {
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            tokio::select! {
+                update = updates.recv() => match update {
+                    Some(update) => {
+                        self.note_router(&update);
+                        handle(self, update);
+                    }
+                    None => break,
+                },
+                ended = self.tasks.next_end() => report_panic(ended),
+                () = &mut stop => break,
+            }
+        }
+        let drain = async {
+            while !self.tasks.is_empty() {
+                tokio::select! {
+                    // Cancellations still count while the last requests finish.
+                    Some(update) = updates.recv() => {
+                        self.note_router(&update);
+                        if !is_new_work(&update) {
+                            handle(self, update);
+                        }
+                    }
+                    ended = self.tasks.next_end() => report_panic(ended),
+                }
+            }
+        };
+        if tokio::time::timeout(DRAIN_MAX, drain).await.is_err() {
+            tracing::warn!("stopping with requests in flight");
+        }
+    }
+
+    fn note_router(&mut self, update: &Update) {
+        let peer = update.connection.peer();
+        if NodeRole::parse(&peer.role) != Some(NodeRole::Router) {
+            return;
+        }
+        match update.change {
+            Change::Up => {
+                tracing::info!(router = peer.name, "router connected");
+                self.routers.insert(peer.instance, update.connection.clone());
+            }
+            Change::Down(_) => {
+                tracing::info!(router = peer.name, "router gone");
+                self.routers.remove(&peer.instance);
+                self.tasks.cancel_owner(peer.instance);
+            }
+            Change::Event(_) => {}
+        }
+    }
+
+    fn handle_prefill_message(
+        &mut self,
+        decode: &PeerSet,
+        from: &Connection,
+        message: PeerMessage,
+    ) {
+        let request = message.request;
+        match message.kind {
+            kind::CANCEL => self.tasks.cancel(request),
+            kind::PREFILL_REQUEST => {
+                let results = ResultSink::Peer { connection: from.clone(), request };
+                match PrefillRequestFrame::read(request, message.body) {
+                    Ok((request, to, reply_to)) => {
+                        let decode = decode.by_instance(to);
+                        let item = PrefillRoleRequest { request, decode, reply_to, results };
+                        let owner = Some(from.peer().instance);
+                        self.coordinator.spawn_prefill(&mut self.tasks, owner, item);
+                    }
+                    Err(error) => {
+                        tracing::warn!(%request, %error, "unreadable request");
+                        let failed =
+                            TokenEvent::Failed(GenerateError::BadRequest(error.to_string()));
+                        let frame = ResultFrame::carrying(Phase::FirstToken, failed);
+                        let body = prost::Message::encode_to_vec(&frame).into();
+                        from.post(request, 0, kind::RESULT, body);
+                    }
+                }
+            }
+            other => tracing::warn!(%request, kind = other, "unknown message"),
+        }
+    }
+
+    fn handle_handoff(&mut self, incoming: IncomingHandoff) {
+        let id = incoming.key().request;
+        let meta = incoming.manifest().meta.clone();
+        let (request, first_token, reply_to) = match DecodeMetaFrame::read(id, meta) {
+            Ok(meta) => meta,
+            Err(error) => {
+                tracing::warn!(request = %id, %error, "unreadable handoff");
+                incoming.decline(DeclineCode::DeclineManifest, &error.to_string());
+                return;
+            }
+        };
+        let Some(connection) = self.routers.get(&reply_to).cloned() else {
+            incoming.decline(DeclineCode::DeclineNoPath, "its router is not connected here");
+            return;
+        };
+        let results = ResultSink::Peer { connection, request: id };
+        let item = DecodeRoleHandoff { request, first_token, incoming, results };
+        self.coordinator.spawn_decode(&mut self.tasks, Some(reply_to), item);
+    }
+}
+
+/// Whether an update asks for work that a node which is about to stop does not begin any more.
+fn is_new_work(update: &Update) -> bool {
+    match &update.change {
+        Change::Event(Event::Handoff(_)) => true,
+        Change::Event(Event::Message(message)) => message.kind == kind::PREFILL_REQUEST,
+        Change::Up | Change::Down(_) => false,
+    }
+}
+
+async fn accept_all(mut listening: Listening, to: UpdateSender) {
+    let mut pumps = JoinSet::new();
+    loop {
+        tokio::select! {
+            arrival = listening.accept() => match arrival {
+                Some((connection, events)) => {
+                    let to = to.clone();
+                    pumps.spawn(async move { to.pump(connection, events).await });
+                }
+                None => break,
+            },
+            Some(_) = pumps.join_next() => {}
+        }
+    }
+    while pumps.join_next().await.is_some() {}
+}

@@ -1,1 +1,0 @@
-//! blockwire-e2e.
