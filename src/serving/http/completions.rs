@@ -1,0 +1,122 @@
+//! `POST /v1/completions`.
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use blockwire::clock;
+
+use super::FrontState;
+use super::answer::Answer;
+use super::body::JsonBody;
+use super::error::ApiError;
+use super::openai::{CompletionBody, Prompt};
+use super::plan::{DefaultBudget, Fields};
+use super::shape::Shape;
+
+/// Tokens generated when the caller names no number, as OpenAI.
+const MAX_TOKENS_DEFAULT: usize = 16;
+/// Most alternatives a token, as vLLM.
+const LOGPROBS_MAX: i64 = 20;
+/// Most prompts of a request.
+const PROMPTS_MAX: usize = 128;
+
+pub(super) async fn completions(
+    State(state): State<FrontState>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Result<Response, ApiError> {
+    let begun = clock::now();
+    let in_flight = state.metrics().in_flight();
+    let body = JsonBody::new(&headers, bytes)?;
+    let common = body.common()?;
+    let completion: CompletionBody = body.read()?;
+    let model = state.model(common.model.as_deref())?;
+    let fields = Fields::check(&common)?;
+    let logprobs = logprobs(completion.logprobs)?;
+    let prompts = prompts(&state, completion.prompt, model.vocab).await?;
+    let timeout = state.request_timeout();
+    let default = DefaultBudget::Tokens(MAX_TOKENS_DEFAULT);
+    let plans = fields.choices(&prompts, &model, logprobs, default, timeout)?;
+    let answer = Answer {
+        shape: Shape::Completion,
+        state,
+        model: model.id,
+        prompts,
+        stops: fields.stops,
+        stream: fields.stream,
+        include_usage: fields.include_usage,
+        return_token_ids: fields.return_token_ids,
+        logprobs: logprobs.is_some(),
+        begun,
+        _in_flight: in_flight,
+    };
+    answer.respond(plans).await
+}
+
+fn logprobs(wanted: Option<i64>) -> Result<Option<u8>, ApiError> {
+    match wanted {
+        None => Ok(None),
+        Some(top @ 0..=LOGPROBS_MAX) => Ok(Some(top as u8)),
+        Some(top) => {
+            let message = format!("`logprobs` is {top}; it must be 0 to {LOGPROBS_MAX}");
+            Err(ApiError::invalid("logprobs", message))
+        }
+    }
+}
+
+/// The token ids of every prompt.
+async fn prompts(
+    state: &FrontState,
+    prompt: Prompt,
+    vocab: usize,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let prompts = match prompt {
+        Prompt::Text(text) => encode(state, vec![text]).await?,
+        Prompt::Texts(texts) => {
+            check_count(texts.len())?;
+            encode(state, texts).await?
+        }
+        Prompt::Tokens(tokens) => vec![tokens],
+        Prompt::TokenBatch(prompts) => {
+            check_count(prompts.len())?;
+            prompts
+        }
+    };
+    for prompt in &prompts {
+        if prompt.is_empty() {
+            let message = "`prompt` is empty; send at least one token";
+            return Err(ApiError::invalid("prompt", message));
+        }
+        if let Some(id) = prompt.iter().find(|id| **id as usize >= vocab) {
+            let message = format!("`prompt` has the token id {id}; ids are below {vocab}");
+            return Err(ApiError::invalid("prompt", message));
+        }
+    }
+    Ok(prompts)
+}
+
+fn check_count(count: usize) -> Result<(), ApiError> {
+    if count > PROMPTS_MAX {
+        let message = format!("`prompt` has {count} prompts; at most {PROMPTS_MAX}");
+        return Err(ApiError::invalid("prompt", message));
+    }
+    if count == 0 {
+        return Err(ApiError::invalid("prompt", "`prompt` is empty; send at least one token"));
+    }
+    Ok(())
+}
+
+async fn encode(state: &FrontState, texts: Vec<String>) -> Result<Vec<Vec<u32>>, ApiError> {
+    if texts.iter().any(String::is_empty) {
+        return Err(ApiError::invalid("prompt", "`prompt` is empty; send at least one character"));
+    }
+    state
+        .off_the_io_threads(move |state| {
+            let prompts = texts.iter().map(|text| state.text().encode(text, true));
+            prompts
+                .collect::<Result<_, _>>()
+                .map_err(|error| ApiError::invalid("prompt", error.to_string()))
+        })
+        .await
+}
