@@ -1,0 +1,149 @@
+//! Who gets blocks, and who gives them back.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc as std_mpsc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use blockwire::pool::{KvSequence, Reserve, ReserveError, ReservedBlock};
+
+use super::stats::count;
+use super::tail;
+use super::worker::{Command, Worker};
+use crate::backend::GenerateError;
+
+/// A place in the pool's queue.
+pub(super) struct Place {
+    ticket: u64,
+    blocks: usize,
+    reserve: Pin<Box<Reserve>>,
+}
+
+impl Worker {
+    /// Admits the waiting requests that fit, in order.
+    ///
+    /// While others run, a request is admitted only if afterwards each of them could still take a
+    /// block: what is admitted only to be preempted has cost its prefill. When none runs, the first
+    /// one queues in the pool, behind whoever else waits for blocks there.
+    pub(super) fn admit(&mut self) {
+        while self.running.len() < self.options.running_max {
+            let Some(first) = self.waiting.front() else { break };
+            let needed = self.pool.spec().blocks_for(first.tokens.len());
+            let blocks = if self.running.is_empty() {
+                self.queue(first.ticket, needed)
+            } else {
+                // Nobody who holds blocks may have to wait behind our own place in the queue.
+                self.place = None;
+                let free = self.pool.accounting().free;
+                let fits = free >= needed + self.running.len();
+                fits.then(|| self.pool.try_reserve(needed).ok()).flatten().map(Ok)
+            };
+            let Some(blocks) = blocks else { break };
+            let Some(mut job) = self.waiting.pop_front() else { break };
+            self.counters.waiting.fetch_sub(1, Relaxed);
+            let mut sequence = KvSequence::new(&self.pool);
+            match blocks.map(|blocks| sequence.push(blocks)) {
+                Ok(Ok(())) => {
+                    job.sequence = Some(sequence);
+                    self.insert_running(job);
+                }
+                Ok(Err(error)) => self.fail(job, GenerateError::NodeFailed(error.to_string())),
+                Err(error) => self.fail(job, GenerateError::NodeFailed(error.to_string())),
+            }
+        }
+        if self.waiting.is_empty() {
+            self.place = None;
+        }
+    }
+
+    /// The blocks for the first waiting request, when its turn in the pool has come.
+    fn queue(
+        &mut self,
+        ticket: u64,
+        blocks: usize,
+    ) -> Option<Result<Vec<ReservedBlock>, ReserveError>> {
+        let place = match self.place.take() {
+            Some(place) if place.ticket == ticket && place.blocks == blocks => place,
+            _ => Place { ticket, blocks, reserve: Box::pin(self.pool.reserve(blocks)) },
+        };
+        let place = self.place.insert(place);
+        let waker = Waker::from(Arc::new(WakeThread(self.commands.clone())));
+        match place.reserve.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Pending => None,
+            Poll::Ready(granted) => {
+                self.place = None;
+                Some(granted)
+            }
+        }
+    }
+
+    /// Makes room for `rows` more tokens of the running job at `index`; preempts younger ones while
+    /// blocks lack, and at last the job itself. Says whether there is room.
+    pub(super) fn grow(&mut self, index: usize, rows: usize) -> bool {
+        loop {
+            let job = &mut self.running[index];
+            let Some(sequence) = &mut job.sequence else { return false };
+            let copies = usize::from(tail::is_sealed(sequence));
+            let needed = copies + sequence.missing_blocks(sequence.len() + rows);
+            if needed == 0 {
+                return true;
+            }
+            if let Ok(blocks) = self.pool.try_reserve(needed) {
+                let grown = job.sequence.take().and_then(|old| extended(old, blocks, copies > 0));
+                job.sequence = grown;
+                if job.sequence.is_some() {
+                    return true;
+                }
+                let job = self.running.remove(index);
+                self.fail(job, GenerateError::NodeFailed("blocks of two pools".to_owned()));
+                return false;
+            }
+            let youngest = self.running.len() - 1;
+            self.preempt(youngest);
+            if youngest == index {
+                return false;
+            }
+        }
+    }
+
+    /// Takes the blocks of a running job; it is computed again from its tokens, and gets the same.
+    fn preempt(&mut self, index: usize) {
+        let mut job = self.running.remove(index);
+        count(&self.counters.preemptions);
+        if std::mem::take(&mut job.handed_over) {
+            count(&self.counters.handoff_recomputes);
+        }
+        tracing::info!(id = %job.request.id, tokens = job.cached(), "preempted: the pool is full");
+        job.sequence = None;
+        job.blocks_told = 0;
+        self.counters.waiting.fetch_add(1, Relaxed);
+        self.insert_waiting(job);
+    }
+}
+
+/// `sequence` with room in `blocks`; with `copy_tail`, the first of them replaces its sealed tail.
+fn extended(
+    mut sequence: KvSequence,
+    mut blocks: Vec<ReservedBlock>,
+    copy_tail: bool,
+) -> Option<KvSequence> {
+    if copy_tail {
+        let rest = blocks.split_off(1);
+        sequence = tail::copy(sequence, blocks.pop()?)?;
+        blocks = rest;
+    }
+    sequence.push(blocks).ok()?;
+    Some(sequence)
+}
+
+/// Wakes the scheduler's thread.
+struct WakeThread(std_mpsc::Sender<Command>);
+
+impl Wake for WakeThread {
+    fn wake(self: Arc<Self>) {
+        // A thread that is gone needs no waking.
+        let _ = self.0.send(Command::Wake);
+    }
+}

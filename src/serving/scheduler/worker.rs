@@ -1,0 +1,183 @@
+//! The thread: takes commands, admits, steps.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc as std_mpsc;
+use std::time::Instant;
+
+use blockwire::clock;
+use blockwire::pool::BlockPool;
+use blockwire_runtime::model::Model;
+
+use super::admission::Place;
+use super::handle::SchedulerOptions;
+use super::job::{Job, stopped};
+use super::stats::{Counters, count};
+use crate::backend::GenerateError;
+
+#[derive(Debug)]
+pub(super) enum Command {
+    Submit(Box<Job>),
+    /// Something changed that the thread should look at: a caller went away, blocks were granted.
+    Wake,
+    Stop {
+        /// Without waiting for the requests to end.
+        at_once: bool,
+    },
+}
+
+pub(super) struct Worker {
+    pub(super) model: Box<dyn Model>,
+    pub(super) pool: BlockPool,
+    pub(super) options: SchedulerOptions,
+    pub(super) counters: Arc<Counters>,
+    /// Hold blocks; oldest first.
+    pub(super) running: Vec<Job>,
+    /// Hold none; oldest first.
+    pub(super) waiting: VecDeque<Job>,
+    /// The first of them in the pool's queue.
+    pub(super) place: Option<Place>,
+    pub(super) commands: std_mpsc::Sender<Command>,
+    inbox: std_mpsc::Receiver<Command>,
+    stopping: bool,
+    stopping_at_once: bool,
+}
+
+impl Worker {
+    pub(super) fn new(
+        model: Box<dyn Model>,
+        pool: &BlockPool,
+        options: &SchedulerOptions,
+        counters: Arc<Counters>,
+        inbox: std_mpsc::Receiver<Command>,
+        commands: std_mpsc::Sender<Command>,
+    ) -> Self {
+        Self {
+            model,
+            pool: pool.clone(),
+            options: options.clone(),
+            counters,
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            place: None,
+            commands,
+            inbox,
+            stopping: false,
+            stopping_at_once: false,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        loop {
+            while let Ok(command) = self.inbox.try_recv() {
+                self.take(command);
+            }
+            if self.stopping_at_once {
+                return self.fail_all();
+            }
+            self.sweep(clock::now());
+            self.admit();
+            self.publish();
+            if !self.running.is_empty() {
+                self.step();
+            } else if self.waiting.is_empty() && self.stopping {
+                return;
+            } else {
+                self.sleep();
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            // A sequence that has blocks joins at once: waiting would only keep them from others.
+            Command::Submit(job) if job.sequence.is_some() => {
+                self.counters.waiting.fetch_sub(1, Relaxed);
+                self.insert_running(*job);
+            }
+            Command::Submit(job) => self.insert_waiting(*job),
+            Command::Wake => {}
+            Command::Stop { at_once } => {
+                self.stopping = true;
+                self.stopping_at_once |= at_once;
+            }
+        }
+    }
+
+    pub(super) fn insert_running(&mut self, job: Job) {
+        let at = self.running.partition_point(|other| other.ticket < job.ticket);
+        self.running.insert(at, job);
+    }
+
+    pub(super) fn insert_waiting(&mut self, job: Job) {
+        let at = self.waiting.partition_point(|other| other.ticket < job.ticket);
+        self.waiting.insert(at, job);
+    }
+
+    /// Waits for a command, at most until the next deadline.
+    fn sleep(&mut self) {
+        let deadline = self.waiting.iter().filter_map(|job| job.request.deadline).min();
+        let command = match deadline {
+            None => self.inbox.recv().ok(),
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(clock::now());
+                self.inbox.recv_timeout(left).ok()
+            }
+        };
+        if let Some(command) = command {
+            self.take(command);
+        }
+    }
+
+    /// Ends what nobody waits for and what has no time left; their blocks are free at once.
+    fn sweep(&mut self, now: Instant) {
+        for job in std::mem::take(&mut self.running) {
+            if let Some(job) = self.alive(job, now) {
+                self.running.push(job);
+            }
+        }
+        for job in std::mem::take(&mut self.waiting) {
+            match self.alive(job, now) {
+                Some(job) => self.waiting.push_back(job),
+                None => drop(self.counters.waiting.fetch_sub(1, Relaxed)),
+            }
+        }
+    }
+
+    fn alive(&self, job: Job, now: Instant) -> Option<Job> {
+        if job.cancelled() {
+            tracing::debug!(id = %job.request.id, generated = job.output().len(), "cancelled");
+            count(&self.counters.cancelled);
+            return None;
+        }
+        if job.expired(now) {
+            self.fail(job, GenerateError::Deadline);
+            return None;
+        }
+        Some(job)
+    }
+
+    pub(super) fn fail(&self, job: Job, error: GenerateError) {
+        tracing::warn!(id = %job.request.id, %error, "request failed");
+        count(&self.counters.failed);
+        job.fail(error);
+    }
+
+    fn fail_all(mut self) {
+        self.place = None;
+        let jobs: Vec<Job> = self.running.drain(..).chain(self.waiting.drain(..)).collect();
+        jobs.into_iter().for_each(|job| self.fail(job, stopped()));
+        // What was sent meanwhile ends with the channel, which its receiver shows as a failure.
+        self.counters.waiting.store(0, Relaxed);
+        self.publish();
+    }
+
+    fn publish(&self) {
+        self.counters.running.store(self.running.len(), Relaxed);
+        let unfinished = self.running.iter().filter(|job| job.pending() > 1);
+        let mut progress = self.counters.progress();
+        progress.clear();
+        progress.extend(unfinished.map(Job::progress));
+    }
+}
