@@ -21,7 +21,7 @@ use blockwire::wire::{FrameError, HEADER_LEN, Header, Kind};
 use bytes::{Bytes, BytesMut};
 
 use crate::ahead::{AHEAD_LEN, Ahead};
-use crate::tags::PostedTags;
+use crate::tags::TagSet;
 
 /// Payload bytes of one read: they are digested right after it, while still in the cache.
 const PIECE_LEN: usize = 512 * 1024;
@@ -32,7 +32,8 @@ pub(crate) struct Receiver {
     ahead: Ahead,
     stage: Stage,
     lands: BTreeMap<StreamTag, Box<Incoming>>,
-    posted: PostedTags,
+    posted: TagSet,
+    cancelled: TagSet,
     dropped: u64,
     stats: Arc<TransferStats>,
 }
@@ -68,8 +69,15 @@ struct Incoming {
 impl Receiver {
     /// Between two frames, nothing posted.
     pub(crate) fn new(stats: Arc<TransferStats>) -> Self {
-        let (lands, posted) = (BTreeMap::new(), PostedTags::default());
-        Self { ahead: Ahead::default(), stage: Stage::Header, lands, posted, dropped: 0, stats }
+        Self {
+            ahead: Ahead::default(),
+            stage: Stage::Header,
+            lands: BTreeMap::new(),
+            posted: TagSet::default(),
+            cancelled: TagSet::default(),
+            dropped: 0,
+            stats,
+        }
     }
 
     /// Whether the peer could end here without cutting a frame.
@@ -85,9 +93,10 @@ impl Receiver {
         room: ScatterList,
         events: &mut Vec<LinkEvent>,
     ) -> Result<(), ScatterList> {
-        if !self.posted.post(tag) {
+        if self.posted.last().is_some_and(|last| tag <= last) {
             return Err(room);
         }
+        self.posted.insert(tag);
         let (cursor, digest) = (Cursor::default(), Digest::default());
         let incoming = Box::new(Incoming { op, room, cursor, digest });
         if incoming.room.is_empty() {
@@ -120,6 +129,7 @@ impl Receiver {
             self.note_dropped(tag, left);
             self.stage = Stage::Drop { left };
         }
+        self.cancelled.insert(ended);
         events.extend(self.lands.remove(&ended).map(|land| land.complete(Some(error))));
     }
 
@@ -241,14 +251,16 @@ impl Receiver {
 
     fn begin_payload(&mut self, header: &Header) -> Result<Stage, Violation> {
         let (tag, left) = (StreamTag(header.tag), header.payload_len as usize);
-        let Some(land) = self.lands.get(&tag) else {
-            if !self.posted.contains(tag) {
-                return Err(Violation::UnknownTag(tag));
+        let (expected, len) = match self.lands.get(&tag) {
+            Some(land) => (land.cursor.position(), land.room.len()),
+            None if self.cancelled.contains(tag) => {
+                self.note_dropped(tag, left);
+                return Ok(Stage::Drop { left });
             }
-            self.note_dropped(tag, left);
-            return Ok(Stage::Drop { left });
+            // It is complete, and what it was is forgotten: nothing more is expected.
+            None if self.posted.contains(tag) => (0, 0),
+            None => return Err(Violation::UnknownTag(tag)),
         };
-        let (expected, len) = (land.cursor.position(), land.room.len());
         if header.offset != expected || header.payload_len > len - expected {
             let (offset, end) = (header.offset, header.offset.saturating_add(header.payload_len));
             return Err(Violation::PayloadRange { tag, offset, end, expected, len });

@@ -66,6 +66,19 @@ fn payload_outside_its_room_is_a_violation() {
         assert!(range(violation(&payload_frame(5, 1, b"x")).await));
         assert!(range(violation(&payload_frame(5, u64::MAX, b"x")).await));
         assert!(range(violation(&payload_frame(5, 0, &[&whole[..], b"x"].concat())).await));
+        // Its room is full, and given back: the tag takes no more.
+        let again =
+            [payload_frame(5, 0, &whole), payload_frame(5, whole.len() as u64, b"x")].concat();
+        let (mut socket, mut link) = raw().await;
+        let pool = pool(1);
+        let landed = land(&mut link, 5, room(&pool, 1));
+        socket.write_all(&again).unwrap();
+        until(&mut [&mut link], |sides| sides[0].closed().is_some()).await;
+        assert!(link.outcome(landed).unwrap().is_ok());
+        assert!(matches!(
+            link.closed(),
+            Some(CloseReason::Violated(Violation::PayloadRange { .. }))
+        ));
         let gap = [payload_frame(5, 0, b"abc"), payload_frame(5, 4, b"x")].concat();
         assert!(range(violation(&gap).await));
     });
