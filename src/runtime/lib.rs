@@ -1,4 +1,8 @@
-//! blockwire-runtime.
+//! Runs language models whose KV cache lies in a [`blockwire::pool`].
+//!
+//! Read in this order: [`files`] (weights and configuration), [`tokenizer`] and [`chat`] (text to
+//! tokens and back), [`model`] (what a backend offers), [`cpu`] (the backend in plain Rust),
+//! [`sampling`] (from logits to the next token).
 
 pub mod chat;
 pub mod cpu;

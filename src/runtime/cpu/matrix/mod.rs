@@ -118,7 +118,6 @@ impl Matrix {
         output: &Output<'_>,
     ) {
         let Input { plain, quantised } = input;
-        // SAFETY, of every arm: passed on from the caller.
         macro_rules! run {
             ($kind:ident, $tiles:expr, $input:expr) => {
                 // SAFETY: passed on from the caller.

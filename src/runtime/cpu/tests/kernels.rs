@@ -206,7 +206,8 @@ fn stored_blocks_mean_what_ggml_says() {
     let q8_0 = row(WeightType::Q8_0, &[&half[..], &[0x80; 31], &[127]].concat());
     assert_eq!((q8_0[0], q8_0[31]), (-64.0, 63.5));
 
-    // Scale 3 and minimum 5 in the first group; scale 0x12 | 3 << 4... in the last, see below.
+    // First group: scale 3, minimum 5. Last: scale 1 | 2 << 4 = 33, minimum 7 | 1 << 4 = 23, whose
+    // high bits lie on top of bytes 3 and 7.
     let mut packed = [0u8; 12];
     (packed[0], packed[4]) = (3, 5);
     (packed[3], packed[7], packed[11]) = (0x80, 0x40, 0x71);
