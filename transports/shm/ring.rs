@@ -1,0 +1,231 @@
+//! A lock-free byte ring from one process to another, and the words by which its two ends sleep.
+//!
+//! The [`Producer`] owns the ring and its `tail`; the [`Consumer`] owns the `head`, in its own half.
+//! Positions count bytes for ever and wrap with the integer, not with the ring.
+//!
+//! ```text
+//!            head            tail
+//!  ───────────┴───────────────┴──────────────>   bytes ever passed
+//!   taken       in the ring      free, up to head + ring_len
+//! ```
+//! Each end keeps a copy of the other's index and reads the shared word only when the copy says
+//! "empty" or "full", so that in a busy stream a cache line moves once a batch. What the peer wrote
+//! is checked each time: `tail - head` beyond the ring is a violation, and nothing else that a peer
+//! can store leads outside the ring.
+//!
+//! Pairs, named at the code:
+//! - SYNC-1: the producer's release of `tail` with the consumer's acquire: the bytes are there.
+//! - SYNC-2: the consumer's release of `head` with the producer's acquire: the bytes were read.
+//! - SYNC-3: a sleeper raises its flag, fences, and looks at the index again; the other side moves
+//!   the index, fences, and looks at the flag. Both fences are sequentially consistent, so at least
+//!   one of the two sees the other (Dekker): no wake-up is lost.
+//!
+//! A flag is a counter, odd while its owner sleeps. Whoever rings remembers the value that it rang
+//! for, so that one sleep costs one system call however many messages follow.
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::fence;
+
+use blockwire::transport::Violation;
+use bytes::BytesMut;
+
+use crate::half::{OwnHalf, PeerHalf, Word};
+
+const TAIL: Violation = Violation::SharedMemory("tail of a ring runs ahead of its length");
+const HEAD: Violation = Violation::SharedMemory("head of a ring runs past its tail");
+
+/// A flag of this side.
+#[derive(Debug)]
+struct Flag {
+    word: Word,
+    value: u64,
+}
+
+impl Flag {
+    fn raise(&mut self, own: &OwnHalf) {
+        self.value |= 1;
+        own.store(self.word, self.value, Relaxed);
+        fence(SeqCst); // SYNC-3, sleeper
+    }
+
+    fn lower(&mut self, own: &OwnHalf) {
+        if self.value & 1 == 1 {
+            self.value += 1;
+            own.store(self.word, self.value, Relaxed);
+        }
+    }
+}
+
+/// A flag of the peer.
+#[derive(Debug)]
+struct Watch {
+    word: Word,
+    rung: u64,
+}
+
+impl Watch {
+    /// Whether the peer sleeps and was not rung for it yet. Called after an index moved.
+    fn must_ring(&mut self, peer: &PeerHalf) -> bool {
+        fence(SeqCst); // SYNC-3, waker
+        let value = peer.load(self.word);
+        let due = value & 1 == 1 && value != self.rung;
+        if due {
+            self.rung = value;
+        }
+        due
+    }
+}
+
+/// The sending end.
+#[derive(Debug)]
+pub(crate) struct Producer {
+    own: Rc<OwnHalf>,
+    peer: Rc<PeerHalf>,
+    tail: u64,
+    published: u64,
+    head_seen: u64,
+    wants_space: Flag,
+    peer_sleeping: Watch,
+}
+
+impl Producer {
+    pub(crate) fn new(own: Rc<OwnHalf>, peer: Rc<PeerHalf>) -> Self {
+        Self {
+            own,
+            peer,
+            tail: 0,
+            published: 0,
+            head_seen: 0,
+            wants_space: Flag { word: Word::WantsSpace, value: 0 },
+            peer_sleeping: Watch { word: Word::Sleeping, rung: 0 },
+        }
+    }
+
+    /// Puts as many of `bytes` into the ring as there is space for; [`publish`](Self::publish) shows
+    /// them to the peer.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<usize, Violation> {
+        if self.space() < bytes.len() {
+            self.look_at_head()?;
+        }
+        let len = bytes.len().min(self.space());
+        self.own.write(self.tail, &bytes[..len]);
+        self.tail = self.tail.wrapping_add(len as u64);
+        Ok(len)
+    }
+
+    /// Shows everything written. True when the peer sleeps and must be rung.
+    pub(crate) fn publish(&mut self) -> bool {
+        if self.published == self.tail {
+            return false;
+        }
+        self.published = self.tail;
+        self.own.store(Word::Tail, self.tail, Release); // SYNC-1
+        self.peer_sleeping.must_ring(&self.peer)
+    }
+
+    /// Asks to be rung for space. True when there is some already.
+    pub(crate) fn sleep(&mut self) -> Result<bool, Violation> {
+        self.wants_space.raise(&self.own);
+        self.look_at_head()?;
+        Ok(self.space() > 0)
+    }
+
+    /// No longer asks.
+    pub(crate) fn wake(&mut self) {
+        self.wants_space.lower(&self.own);
+    }
+
+    fn space(&self) -> usize {
+        self.own.ring_len() - self.tail.wrapping_sub(self.head_seen) as usize
+    }
+
+    fn look_at_head(&mut self) -> Result<(), Violation> {
+        let head = self.peer.load(Word::Head);
+        fence(Acquire); // SYNC-2
+        if self.tail.wrapping_sub(head) > self.own.ring_len() as u64 {
+            return Err(HEAD);
+        }
+        self.head_seen = head;
+        Ok(())
+    }
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub(crate) struct Consumer {
+    own: Rc<OwnHalf>,
+    peer: Rc<PeerHalf>,
+    head: u64,
+    published: u64,
+    tail_seen: u64,
+    sleeping: Flag,
+    peer_wants_space: Watch,
+}
+
+impl Consumer {
+    pub(crate) fn new(own: Rc<OwnHalf>, peer: Rc<PeerHalf>) -> Self {
+        Self {
+            own,
+            peer,
+            head: 0,
+            published: 0,
+            tail_seen: 0,
+            sleeping: Flag { word: Word::Sleeping, value: 0 },
+            peer_wants_space: Watch { word: Word::WantsSpace, rung: 0 },
+        }
+    }
+
+    /// Appends what is there, at most `len_max` bytes; [`publish`](Self::publish) gives the space back.
+    pub(crate) fn read(&mut self, len_max: usize, into: &mut BytesMut) -> Result<usize, Violation> {
+        if self.ready() == 0 {
+            self.look_at_tail()?;
+        }
+        let len = len_max.min(self.ready());
+        self.peer.append(self.head, len, into);
+        self.head = self.head.wrapping_add(len as u64);
+        Ok(len)
+    }
+
+    /// Gives the space of everything read back. True when the peer waits for it and must be rung.
+    pub(crate) fn publish(&mut self) -> bool {
+        if self.published == self.head {
+            return false;
+        }
+        self.published = self.head;
+        self.own.store(Word::Head, self.head, Release); // SYNC-2
+        self.peer_wants_space.must_ring(&self.peer)
+    }
+
+    /// Asks to be rung for bytes. True when there are some already.
+    pub(crate) fn sleep(&mut self) -> Result<bool, Violation> {
+        self.sleeping.raise(&self.own);
+        self.look_at_tail()?;
+        Ok(self.ready() > 0)
+    }
+
+    /// No longer asks.
+    pub(crate) fn wake(&mut self) {
+        self.sleeping.lower(&self.own);
+    }
+
+    /// Bytes in the ring now; later ones, if any, are none of the caller's business.
+    pub(crate) fn remaining(&mut self) -> Result<usize, Violation> {
+        self.look_at_tail()?;
+        Ok(self.ready())
+    }
+
+    fn ready(&self) -> usize {
+        self.tail_seen.wrapping_sub(self.head) as usize
+    }
+
+    fn look_at_tail(&mut self) -> Result<(), Violation> {
+        let tail = self.peer.load(Word::Tail);
+        fence(Acquire); // SYNC-1
+        if tail.wrapping_sub(self.head) > self.peer.ring_len() as u64 {
+            return Err(TAIL);
+        }
+        self.tail_seen = tail;
+        Ok(())
+    }
+}

@@ -1,0 +1,49 @@
+//! Descriptors that cross the socket: flags, and what is demanded of memory that a peer hands over.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::SealFlags;
+use rustix::net::{RecvFlags, SendFlags};
+
+/// A peer that left is an error of the call, not a signal.
+pub(crate) const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
+/// Received descriptors do not leak into child processes.
+pub(crate) const RECEIVE_FLAGS: RecvFlags = RecvFlags::CMSG_CLOEXEC.union(RecvFlags::DONTWAIT);
+
+/// Bytes of a block in `st_blocks`, whatever the file system's own block is (stat(2)).
+const STAT_BLOCK: u64 = 512;
+
+/// Nothing to do: [`SEND_FLAGS`] says it in every call.
+#[expect(clippy::unnecessary_wraps, reason = "the twin on macOS can fail")]
+pub(crate) fn prepare_socket(_socket: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(())
+}
+
+/// Nothing to do: [`RECEIVE_FLAGS`] says it.
+#[expect(clippy::unnecessary_wraps, reason = "the twin on macOS can fail")]
+pub(crate) fn prepare_received(_descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(())
+}
+
+/// Whether `len` bytes of `memory` can be mapped and read without a fault, for ever.
+///
+/// - `SHRINK` is sealed: nobody can cut the file under the mapping.
+/// - `FUTURE_WRITE` is sealed: nobody can punch holes into it (`fallocate` and `MADV_REMOVE` fail).
+/// - Every page is there: a hole in a huge-page file is a SIGBUS where no huge page is left.
+///
+/// Pipes, sockets and files on a disk have no seals and are refused by the first check.
+pub(crate) fn check_memory(memory: impl AsFd, len: u64) -> Result<(), &'static str> {
+    let seals = rustix::fs::fcntl_get_seals(&memory).map_err(|_| "not sealable memory")?;
+    if !seals.contains(SealFlags::SHRINK | SealFlags::FUTURE_WRITE) {
+        return Err("memory is not sealed");
+    }
+    let stat = rustix::fs::fstat(&memory).map_err(|_| "memory cannot be examined")?;
+    if u64::try_from(stat.st_size).unwrap_or(0) < len {
+        return Err("memory is smaller than announced");
+    }
+    if u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(STAT_BLOCK) < len {
+        return Err("memory has holes");
+    }
+    Ok(())
+}

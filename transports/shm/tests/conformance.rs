@@ -1,0 +1,45 @@
+//! The conformance suite, over `shm`.
+#![allow(missing_docs)]
+
+use std::any::Any;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use blockwire::pool::Backing;
+use blockwire::transport::{Address, Transport};
+use blockwire_shm::ShmTransport;
+use tempfile::TempDir;
+
+struct Shm {
+    folder: TempDir,
+    next: AtomicU64,
+}
+
+impl blockwire_conformance::Harness for Shm {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), next: AtomicU64::new(0) }
+    }
+
+    fn transport(&self) -> Box<dyn Transport> {
+        Box::new(ShmTransport::default())
+    }
+
+    fn address(&self) -> Address {
+        let name = format!("{}.sock", self.next.fetch_add(1, Relaxed));
+        Address::new("shm", &self.folder.path().join(name).to_string_lossy())
+    }
+
+    fn backing(&self) -> Backing {
+        Backing::Shared
+    }
+
+    fn send_garbage(&self, address: &Address, bytes: &[u8]) -> Option<Box<dyn Any>> {
+        let mut stream = UnixStream::connect(address.target()).unwrap();
+        // The other side may hang up before it has read everything.
+        let _ = stream.write_all(bytes);
+        Some(Box::new(stream))
+    }
+}
+
+blockwire_conformance::conformance_suite!(Shm);
