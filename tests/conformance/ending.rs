@@ -13,7 +13,7 @@ use crate::rig::Rig;
 use crate::store::Store;
 
 /// Blocks of 128 KiB of a payload that takes many polls.
-const BLOCKS: u32 = 96;
+const BLOCKS: u32 = 64;
 
 /// Control that was accepted before `close` arrives, in order, and succeeds; then the peer sees the end.
 pub fn accepted_control_arrives_after_close<H: Harness>() {
