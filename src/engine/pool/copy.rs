@@ -40,11 +40,8 @@ pub struct TransferStats {
     copied: AtomicU64,
 }
 
-static PROCESS: TransferStats = TransferStats {
-    sent: AtomicU64::new(0),
-    landed: AtomicU64::new(0),
-    copied: AtomicU64::new(0),
-};
+static PROCESS: TransferStats =
+    TransferStats { sent: AtomicU64::new(0), landed: AtomicU64::new(0), copied: AtomicU64::new(0) };
 
 impl TransferStats {
     /// The traffic of all links that this process ever had.

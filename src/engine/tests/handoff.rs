@@ -11,10 +11,12 @@ use blockwire::handoff::{
     SequenceHandoff, SequenceState, extract_sequence_handoff, send_handoff_payload,
 };
 use blockwire::ingest::{IngestError, ingest_sequence_handoff};
-use blockwire::pool::{BlockPool, Dtype, KvSequence, KvSpec, Layout, PoolOptions};
+use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, Layout, PoolOptions};
 use blockwire::session::{DeclineCode, HandoffKey, Identity, LandError, OfferError, SessionEnd};
 use blockwire::transport::{Address, Transport};
 use blockwire_mem::MemTransport;
+use blockwire_shm::ShmTransport;
+use blockwire_tcp::TcpTransport;
 use bytes::Bytes;
 use uuid::Uuid;
 
@@ -33,7 +35,7 @@ fn side(transport: &Arc<dyn Transport>, options: PoolOptions) -> Side {
 
 fn options(layout: Layout, block_tokens: u32) -> PoolOptions {
     let spec = KvSpec::uniform(block_tokens, 3, 2, 8, Dtype::F16);
-    PoolOptions { layout, ..PoolOptions::new(spec, 64) }
+    PoolOptions { layout, backing: Backing::Shared, ..PoolOptions::new(spec, 64) }
 }
 
 /// A connected pair: the prefill side dials, the decode side listens.
@@ -47,11 +49,24 @@ struct Pair {
     _listening: Listening,
 }
 
-async fn pair(prefill: PoolOptions, decode: PoolOptions) -> Pair {
-    let transport: Arc<dyn Transport> = Arc::new(MemTransport::default());
-    let (prefill, decode) = (side(&transport, prefill), side(&transport, decode));
-    let address: Address = "mem:decode".parse().unwrap();
-    let mut listening = decode.endpoint.listen(&address).await.unwrap();
+/// A transport, and an address to listen on.
+type Wire = (Arc<dyn Transport>, Address);
+
+/// Every transport; the folder holds what they name in the file system.
+fn wires(folder: &tempfile::TempDir) -> Vec<Wire> {
+    let socket = format!("shm:{}/decode.sock", folder.path().display());
+    let all: [(Arc<dyn Transport>, &str); 3] = [
+        (Arc::new(MemTransport::default()), "mem:decode"),
+        (Arc::new(ShmTransport::default()), &socket),
+        (Arc::new(TcpTransport::default()), "tcp://127.0.0.1:0"),
+    ];
+    all.into_iter().map(|(wire, address)| (wire, address.parse().unwrap())).collect()
+}
+
+async fn pair((transport, bind): &Wire, prefill: PoolOptions, decode: PoolOptions) -> Pair {
+    let (prefill, decode) = (side(transport, prefill), side(transport, decode));
+    let mut listening = decode.endpoint.listen(bind).await.unwrap();
+    let address = listening.local_address().clone();
     let (to_decode, _from_decode) = prefill.endpoint.connect(&address).await.unwrap();
     let (_to_prefill, from_prefill) = listening.accept().await.unwrap();
     Pair {
@@ -96,11 +111,17 @@ fn assert_written(mut sequence: KvSequence, tokens: usize) {
     }
 }
 
-fn run(test: impl Future<Output = ()>) {
+/// Runs a test over every transport.
+fn run<F: Future<Output = ()>>(test: impl Fn(Wire) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(30), test).await.expect("the test hangs");
-    });
+    let folder = tempfile::tempdir().unwrap();
+    for wire in wires(&folder) {
+        let scheme = wire.1.scheme().to_owned();
+        runtime.block_on(async {
+            let watchdog = tokio::time::timeout(Duration::from_secs(30), test(wire));
+            assert!(watchdog.await.is_ok(), "the test hangs over {scheme}");
+        });
+    }
 }
 
 async fn next_handoff(events: &mut Events) -> blockwire::endpoint::IncomingHandoff {
@@ -119,14 +140,14 @@ async fn all_free(pool: &BlockPool) {
 
 #[test]
 fn sequences_of_every_length_arrive_whole_whatever_the_layouts() {
-    run(async {
+    run(|wire| async move {
         for (from, to) in [
             (options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)),
             (options(Layout::BlockMajor, 16), options(Layout::LayerMajor, 16)),
             (options(Layout::LayerMajor, 16), options(Layout::BlockMajor, 8)),
             (options(Layout::BlockMajor, 5), options(Layout::BlockMajor, 16)),
         ] {
-            let mut pair = pair(from, to).await;
+            let mut pair = pair(&wire, from, to).await;
             for tokens in [1, 15, 16, 17, 31, 32, 33, 100] {
                 let handoff = written(&pair.prefill.pool, tokens);
                 let bytes = handoff.payload_len();
@@ -160,8 +181,9 @@ impl Pair {
 
 #[test]
 fn a_dropped_offer_is_declined_and_a_declined_one_says_why() {
-    run(async {
-        let mut pair = pair(options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
+    run(|wire| async move {
+        let mut pair =
+            pair(&wire, options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
         let offer = |pair: &Pair| {
             let handoff = written(&pair.prefill.pool, 40);
             let connection = pair.to_decode.clone();
@@ -192,8 +214,9 @@ fn a_dropped_offer_is_declined_and_a_declined_one_says_why() {
 
 #[test]
 fn a_withdrawn_offer_reaches_whoever_waits_for_it_at_every_phase() {
-    run(async {
-        let mut pair = pair(options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
+    run(|wire| async move {
+        let mut pair =
+            pair(&wire, options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
         // Before it is accepted.
         let handoff = written(&pair.prefill.pool, 40);
         let send = send_handoff_payload(&pair.to_decode, key(), handoff, Bytes::new());
@@ -227,11 +250,12 @@ fn a_withdrawn_offer_reaches_whoever_waits_for_it_at_every_phase() {
 
 #[test]
 fn what_the_receiver_has_already_is_not_sent() {
-    run(async {
-        let mut pair = pair(options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
+    run(|wire| async move {
+        let mut pair =
+            pair(&wire, options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
         for (from, blocks) in [(32, 1), (40, 0)] {
             let handoff = written(&pair.prefill.pool, 40);
-            let before = pair.to_decode.stats().payload_sent;
+            let before = pair._to_prefill.stats().payload_landed;
             let send = send_handoff_payload(&pair.to_decode, key(), handoff, Bytes::new());
             let receive = async {
                 let incoming = next_handoff(&mut pair.from_prefill).await;
@@ -243,7 +267,7 @@ fn what_the_receiver_has_already_is_not_sent() {
             sent.unwrap();
             let token_bytes = pair.prefill.pool.spec().token_bytes() as u64;
             let expected = token_bytes * (40 - from as u64);
-            assert_eq!(pair.to_decode.stats().payload_sent - before, expected);
+            assert_eq!(pair._to_prefill.stats().payload_landed - before, expected);
             for block in blocks {
                 assert_eq!(block.seal().token_bytes(0)[0][0][0], 32 ^ 0x5a);
             }
@@ -253,14 +277,13 @@ fn what_the_receiver_has_already_is_not_sent() {
 
 #[test]
 fn peers_that_do_not_fit_are_refused_by_name_and_others_go_on() {
-    run(async {
-        let mut pair = pair(options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
-        let transport: Arc<dyn Transport> = Arc::new(MemTransport::default());
-        let decode = side(&transport, options(Layout::BlockMajor, 16));
-        let address: Address = "mem:decode".parse().unwrap();
-        let _listening = decode.endpoint.listen(&address).await.unwrap();
+    run(|wire| async move {
+        let mut pair =
+            pair(&wire, options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
+        let address = pair._listening.local_address().clone();
         let bf16 = KvSpec::uniform(16, 3, 2, 8, Dtype::Bf16);
-        let other = side(&transport, PoolOptions::new(bf16, 8));
+        let bf16 = PoolOptions { backing: Backing::Shared, ..PoolOptions::new(bf16, 8) };
+        let other = side(&wire.0, bf16);
         let refused = other.endpoint.connect(&address).await.unwrap_err();
         let ConnectionError::Handshake { end, .. } = &refused else { panic!("{refused}") };
         assert!(matches!(end, SessionEnd::Refused(_) | SessionEnd::RefusedByPeer(_)), "{end:?}");
@@ -284,8 +307,9 @@ fn peers_that_do_not_fit_are_refused_by_name_and_others_go_on() {
 
 #[test]
 fn messages_arrive_in_order_and_a_slow_reader_slows_the_sender_only() {
-    run(async {
-        let mut pair = pair(options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
+    run(|wire| async move {
+        let mut pair =
+            pair(&wire, options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
         let request = Uuid::new_v4();
         for index in 0..10_000u32 {
             let body = Bytes::copy_from_slice(&index.to_le_bytes());
@@ -301,8 +325,9 @@ fn messages_arrive_in_order_and_a_slow_reader_slows_the_sender_only() {
 
 #[test]
 fn the_end_of_a_peer_fails_what_is_open_and_frees_every_block() {
-    run(async {
-        let mut pair = pair(options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
+    run(|wire| async move {
+        let mut pair =
+            pair(&wire, options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
         let handoff = written(&pair.prefill.pool, 40);
         let connection = pair.to_decode.clone();
         let send = send_handoff_payload(&connection, key(), handoff, Bytes::new());
