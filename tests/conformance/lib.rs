@@ -109,6 +109,7 @@ macro_rules! conformance_suite {
             wakeups::ten_thousand_messages_go_there_and_back
             wakeups::messages_wake_another_thread
             wakeups::an_idle_end_is_woken_by_whatever_happens
+            wakeups::an_idle_receiver_is_woken_by_payload
             connect::a_refused_connection_is_an_error
             connect::a_foreign_address_is_an_error
             connect::an_address_has_one_listener

@@ -2,11 +2,14 @@
 
 use std::sync::mpsc::channel;
 
+use blockwire::transport::{Op, StreamTag};
+
 use crate::Harness;
 use crate::drive::{steps, until};
 use crate::frames::{control, frame};
+use crate::moves::Stores;
 use crate::node::Node;
-use crate::rig::{Rig, accept, listen, runtime};
+use crate::rig::{Rig, accept, listen, runtime, skip};
 use crate::store::Random;
 
 /// Messages that go there and back.
@@ -77,15 +80,20 @@ pub fn messages_wake_another_thread<H: Harness>() {
     });
 }
 
-/// An end that is idle is woken by its peer's frame, payload, close and death.
+/// An end that is idle is woken by its peer's frames, however many come at once, by its close and by
+/// its death.
 pub fn an_idle_end_is_woken_by_whatever_happens<H: Harness>() {
     for kill in [false, true] {
         Rig::<H>::both_ways(async |rig| {
             let mut pair = rig.pair().await;
-            for number in 0..50 {
+            for burst in (1..20).chain([1, 1, 100, 1]) {
                 steps(&mut pair, 30).await;
-                pair.near.submit(control(number, 0));
-                until(&mut pair, "a frame arrives", |p| !p.far.received().is_empty()).await;
+                let ops: Vec<_> = (0..burst).map(|n| pair.near.submit(control(n, 0))).collect();
+                until(&mut pair, "frames arrive", |p| {
+                    p.far.received().len() == burst as usize
+                        && ops.iter().all(|op| p.near.is_done(*op))
+                })
+                .await;
                 pair.far.received().clear();
             }
             steps(&mut pair, 30).await;
@@ -97,4 +105,28 @@ pub fn an_idle_end_is_woken_by_whatever_happens<H: Harness>() {
             until(&mut pair, "the idle end closes", |p| p.far.closed().is_some()).await;
         });
     }
+}
+
+/// A receiver that has been idle since it made room is woken when the payload is there.
+pub fn an_idle_receiver_is_woken_by_payload<H: Harness>() {
+    Rig::<H>::both_ways(async |rig| {
+        let mut pair = rig.pair().await;
+        if !pair.near.capabilities().stream {
+            return skip("the link has no stream");
+        }
+        let mut stores = Stores::large(rig, 64);
+        for (round, blocks) in (1..).zip([1, 2, 64, 1, 30]) {
+            let (tag, table) = (StreamTag(round), (0..blocks).collect::<Vec<_>>());
+            let (payload, room) = stores.lists(&table);
+            let land = pair.far.submit(Op::Land { tag, room });
+            steps(&mut pair, 30).await;
+            let sent = pair.near.submit(Op::Stream { tag, payload });
+            until(&mut pair, "a payload arrives", |p| p.near.is_done(sent) && p.far.is_done(land))
+                .await;
+            let digest = stores.arrived(&table);
+            assert_eq!(stores.to.take_success(pair.far.take(land)), digest);
+            assert_eq!(stores.from.take_success(pair.near.take(sent)), digest);
+        }
+        stores.check();
+    });
 }
