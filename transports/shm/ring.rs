@@ -10,8 +10,7 @@
 //! ```
 //! Each end keeps a copy of the other's index and reads the shared word only when the copy says
 //! "empty" or "full", so that in a busy stream a cache line moves once a batch. What the peer wrote
-//! is checked each time: `tail - head` beyond the ring is a violation, and nothing else that a peer
-//! can store leads outside the ring.
+//! is checked each time: an index that goes back, or that leaves the ring, is a violation.
 //!
 //! Pairs, named at the code:
 //! - SYNC-1: the producer's release of `tail` with the consumer's acquire: the bytes are there.
@@ -32,8 +31,8 @@ use bytes::BytesMut;
 
 use crate::half::{OwnHalf, PeerHalf, Word};
 
-const TAIL: Violation = Violation::SharedMemory("tail of a ring runs ahead of its length");
-const HEAD: Violation = Violation::SharedMemory("head of a ring runs past its tail");
+const TAIL: Violation = Violation::SharedMemory("tail of a ring goes back or runs ahead");
+const HEAD: Violation = Violation::SharedMemory("head of a ring goes back or runs past its tail");
 
 /// A flag of this side.
 #[derive(Debug)]
@@ -143,7 +142,8 @@ impl Producer {
     fn look_at_head(&mut self) -> Result<(), Violation> {
         let head = self.peer.load(Word::Head);
         fence(Acquire); // SYNC-2
-        if self.tail.wrapping_sub(head) > self.own.ring_len() as u64 {
+        // Between what it was and the tail: it never goes back, and never past what was written.
+        if self.tail.wrapping_sub(head) > self.tail.wrapping_sub(self.head_seen) {
             return Err(HEAD);
         }
         self.head_seen = head;
@@ -222,10 +222,104 @@ impl Consumer {
     fn look_at_tail(&mut self) -> Result<(), Violation> {
         let tail = self.peer.load(Word::Tail);
         fence(Acquire); // SYNC-1
-        if tail.wrapping_sub(self.head) > self.peer.ring_len() as u64 {
+        let ready = tail.wrapping_sub(self.head);
+        if ready > self.peer.ring_len() as u64 || ready < self.ready() as u64 {
             return Err(TAIL);
         }
         self.tail_seen = tail;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use blockwire::pool::Digest;
+
+    use super::*;
+    use crate::half::RING_LEN_MIN;
+    use crate::half::tests::half;
+
+    /// Both ends of one ring, and the words through which they wake each other.
+    fn ring() -> (Producer, Consumer) {
+        let ((near, near_seen), (far, far_seen)) = (half(RING_LEN_MIN), half(RING_LEN_MIN));
+        let producer = Producer::new(Rc::new(near), Rc::new(far_seen));
+        (producer, Consumer::new(Rc::new(far), Rc::new(near_seen)))
+    }
+
+    /// Random writes, reads, sleeps and publications against a plain queue. A side that sleeps must
+    /// be rung by the first publication after it, and by no other.
+    #[test]
+    fn bytes_and_rings_agree_with_a_plain_queue() {
+        let (mut producer, mut consumer) = ring();
+        let mut oracle: VecDeque<u8> = VecDeque::new();
+        let (mut written, mut shown, mut held) = (0usize, 0usize, 0usize);
+        let (mut waits_for_bytes, mut waits_for_space) = (false, false);
+        let mut random = Digest::default();
+        for step in 0..200_000u32 {
+            random.update(&step.to_le_bytes());
+            let (choice, len) = (random.value() % 6, (random.value() >> 32) as usize % 3000);
+            match choice {
+                0 => {
+                    let bytes: Vec<u8> = (0..len).map(|i| (i as u32 ^ step) as u8).collect();
+                    let taken = producer.write(&bytes).unwrap();
+                    assert_eq!(taken, len.min(RING_LEN_MIN - written - held));
+                    oracle.extend(&bytes[..taken]);
+                    written += taken;
+                }
+                1 => {
+                    let news = shown < written;
+                    assert_eq!(producer.publish(), news && waits_for_bytes);
+                    waits_for_bytes &= !news;
+                    shown = written;
+                }
+                2 => {
+                    let mut bytes = BytesMut::new();
+                    let read = consumer.read(len, &mut bytes).unwrap();
+                    assert!(read <= len.min(shown) && (read > 0 || len.min(shown) == 0));
+                    assert!(bytes.iter().copied().eq(oracle.drain(..read)));
+                    (written, shown, held) = (written - read, shown - read, held + read);
+                }
+                3 => {
+                    assert_eq!(consumer.publish(), held > 0 && waits_for_space);
+                    waits_for_space &= held == 0;
+                    held = 0;
+                }
+                4 => {
+                    consumer.wake();
+                    waits_for_bytes = !consumer.sleep().unwrap();
+                    assert_eq!(waits_for_bytes, shown == 0);
+                    if !waits_for_bytes {
+                        consumer.wake();
+                    }
+                }
+                _ => {
+                    producer.wake();
+                    waits_for_space = !producer.sleep().unwrap();
+                    assert_eq!(waits_for_space, written + held == RING_LEN_MIN);
+                    if !waits_for_space {
+                        producer.wake();
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_indices_are_violations() {
+        let ((near, _), (far, far_seen)) = (half(RING_LEN_MIN), half(RING_LEN_MIN));
+        let mut producer = Producer::new(Rc::new(near), Rc::new(far_seen));
+        assert_eq!(producer.write(&[0; 100]).unwrap(), 100);
+        for head in [101, u64::MAX, 1 << 63] {
+            far.store(Word::Head, head, Relaxed);
+            assert_eq!(producer.sleep(), Err(HEAD), "{head}");
+        }
+        let ((own, _), (peer, peer_seen)) = (half(RING_LEN_MIN), half(RING_LEN_MIN));
+        let mut consumer = Consumer::new(Rc::new(own), Rc::new(peer_seen));
+        for tail in [RING_LEN_MIN as u64 + 1, u64::MAX, 1 << 63] {
+            peer.store(Word::Tail, tail, Relaxed);
+            assert_eq!(consumer.remaining(), Err(TAIL), "{tail}");
+        }
     }
 }

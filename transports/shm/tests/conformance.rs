@@ -1,5 +1,6 @@
 //! The conformance suite, over `shm`.
 #![allow(missing_docs)]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::any::Any;
 use std::io::Write;

@@ -2,6 +2,7 @@
 //!
 //! The bytes here are written out on purpose: they are the description of the wire, a second time.
 #![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 
