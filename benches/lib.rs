@@ -1,1 +1,48 @@
-//! blockwire-benches.
+//! What the benchmarks share: one file a question, every figure beside a floor of the same run.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// The default model's path: `BLOCKWIRE_MODEL`, or what `tools/fetch-model` gives.
+///
+/// # Panics
+/// When there is no model.
+pub fn default_model() -> PathBuf {
+    if let Some(path) = std::env::var_os("BLOCKWIRE_MODEL") {
+        return path.into();
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/fetch-model");
+    let output = Command::new("python3").arg(script).output().expect("python3 runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().into()
+}
+
+/// Repeated measurements of one thing.
+#[derive(Clone, Debug, Default)]
+pub struct Samples(Vec<f64>);
+
+impl Samples {
+    /// Adds one.
+    pub fn push(&mut self, sample: f64) {
+        self.0.push(sample);
+        self.0.sort_by(f64::total_cmp);
+    }
+
+    /// The middle one; 0 without any.
+    pub fn median(&self) -> f64 {
+        self.0.get(self.0.len() / 2).copied().unwrap_or_default()
+    }
+
+    /// Smallest and largest.
+    pub fn range(&self) -> (f64, f64) {
+        let end = |sample: Option<&f64>| sample.copied().unwrap_or_default();
+        (end(self.0.first()), end(self.0.last()))
+    }
+}
+
+impl std::fmt::Display for Samples {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (low, high) = self.range();
+        write!(f, "{:.1} [{low:.1}..{high:.1}]", self.median())
+    }
+}
