@@ -12,6 +12,7 @@ mod model;
 mod node;
 mod progress;
 mod serve;
+mod stop;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

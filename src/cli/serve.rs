@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 use crate::args::{Fallback, Role, ServeArgs};
 use crate::model::{self, Unusable};
 use crate::node;
+use crate::stop::Stop;
 
 /// Where the OpenAI API listens when nothing else is said.
 const HTTP_DEFAULT: &str = "127.0.0.1:8000";
@@ -37,11 +38,12 @@ pub(crate) fn run(mut args: ServeArgs) -> Result<()> {
     let files = model::open(&args.model)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
+        let stop = Stop::on_signals()?;
         match args.node_role {
-            Role::Single => single(&args, &files).await,
-            Role::Prefill => worker(&args, &files, NodeRole::Prefill).await,
-            Role::Decode => worker(&args, &files, NodeRole::Decode).await,
-            Role::Router => router(&args, &files).await,
+            Role::Single => single(&args, &files, stop).await,
+            Role::Prefill => worker(&args, &files, NodeRole::Prefill, stop).await,
+            Role::Decode => worker(&args, &files, NodeRole::Decode, stop).await,
+            Role::Router => router(&args, &files, stop).await,
         }
     })
 }
@@ -59,18 +61,18 @@ fn check(args: &ServeArgs) -> Result<(), Unusable> {
     }
 }
 
-async fn single(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
+async fn single(args: &ServeArgs, files: &ModelFiles, stop: Stop) -> Result<()> {
     let scheduler = model::start(files, &args.engine, "single", Backing::Private)?;
     let metrics = Metrics::new();
     scheduler.register_metrics(&metrics);
     let (id, aliases) = names(args, files);
     let backend = Arc::new(LocalBackend::new(scheduler.clone(), &id, aliases));
-    front(args, files, backend, metrics).await?;
+    front(args, files, backend, metrics, stop).await?;
     scheduler.drain();
     Ok(())
 }
 
-async fn worker(args: &ServeArgs, files: &ModelFiles, role: NodeRole) -> Result<()> {
+async fn worker(args: &ServeArgs, files: &ModelFiles, role: NodeRole, stop: Stop) -> Result<()> {
     let scheduler = model::start(files, &args.engine, role.as_str(), Backing::Shared)?;
     let bind = args.serving_bind.as_ref().context("--serving-bind")?;
     let endpoint = node::endpoint(args, files, role, Some(scheduler.pool()))?;
@@ -85,9 +87,9 @@ async fn worker(args: &ServeArgs, files: &ModelFiles, role: NodeRole) -> Result<
     match role {
         NodeRole::Prefill => {
             let peers = args.decode_peers.clone();
-            node.run_prefill_role_networked(listening, peers, stop_signal()).await;
+            node.run_prefill_role_networked(listening, peers, stop.requested()).await;
         }
-        _ => node.run_decode_role_networked(listening, stop_signal()).await,
+        _ => node.run_decode_role_networked(listening, stop.requested()).await,
     }
     scheduler.drain();
     drop(node);
@@ -95,16 +97,17 @@ async fn worker(args: &ServeArgs, files: &ModelFiles, role: NodeRole) -> Result<
     Ok(())
 }
 
-async fn router(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
+async fn router(args: &ServeArgs, files: &ModelFiles, stop: Stop) -> Result<()> {
     let endpoint = node::endpoint(args, files, NodeRole::Router, None)?;
     let context = args.engine.max_model_len.unwrap_or(usize::MAX).min(files.config().context);
     let (id, aliases) = names(args, files);
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let card = ModelCard { id, aliases, context_len: context, vocab: files.config().vocab, created };
+    let card =
+        ModelCard { id, aliases, context_len: context, vocab: files.config().vocab, created };
     let router = RequestRouter::new(node::instance(), card);
     let (prefill, decode) = (args.prefill_peers.clone(), args.decode_peers.clone());
     let running = tokio::spawn(router.clone().run(endpoint.clone(), prefill, decode));
-    front(args, files, Arc::new(router), Metrics::new()).await?;
+    front(args, files, Arc::new(router), Metrics::new(), stop).await?;
     running.abort();
     let _ = running.await;
     shut_down(endpoint).await;
@@ -117,6 +120,7 @@ async fn front(
     files: &ModelFiles,
     backend: Arc<dyn Backend>,
     metrics: Metrics,
+    stop: Stop,
 ) -> Result<()> {
     let (codec, chat) = model::text(files)?;
     let options = FrontOptions { api_keys: args.api_key.clone(), ..FrontOptions::default() };
@@ -125,7 +129,11 @@ async fn front(
     let listener = bind_http(address).await?;
     let role = if args.node_role == Role::Router { "router" } else { "single" };
     announce(role, Some(listener.local_addr()?), None);
-    http::serve(listener, http::app(state), stop_signal()).await?;
+    let served = http::serve(listener, http::app(state), stop.clone().requested());
+    tokio::select! {
+        served = served => served?,
+        () = stop.overdue() => tracing::warn!("stopping with requests in flight"),
+    }
     Ok(())
 }
 
@@ -157,17 +165,6 @@ fn names(args: &ServeArgs, files: &ModelFiles) -> (String, Vec<String>) {
         Some(name) if *name != own => (name.clone(), vec![own]),
         _ => (own, vec![]),
     }
-}
-
-/// Completes when the process is told to stop.
-async fn stop_signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let Ok(mut term) = signal(SignalKind::terminate()) else { return std::future::pending().await };
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = tokio::signal::ctrl_c() => {}
-    }
-    tracing::info!("stopping");
 }
 
 /// Closes all connections in order; joins the driver's thread away from the async threads.

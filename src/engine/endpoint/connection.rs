@@ -178,6 +178,16 @@ pub enum Event {
     Message(PeerMessage),
 }
 
+impl Event {
+    /// Bytes that it takes in memory, about.
+    pub(super) fn memory_len(&self) -> usize {
+        match self {
+            Self::Handoff(incoming) => incoming.manifest().memory_len(),
+            Self::Message(message) => message.body.len(),
+        }
+    }
+}
+
 /// What a peer sends, in order. Taken slowly, it slows the peer down.
 #[derive(Debug)]
 pub struct Events {
@@ -192,7 +202,7 @@ impl Events {
     /// Nothing is lost.
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.queue.recv().await?;
-        self.backlog.taken();
+        self.backlog.taken(event.memory_len());
         Some(event)
     }
 }

@@ -422,9 +422,10 @@ impl Task {
 
     fn emit(&mut self, event: Event) {
         if let Some(events) = &self.events {
-            self.backlog.added();
+            let bytes = event.memory_len();
+            self.backlog.added(bytes);
             if events.send(event).is_err() {
-                self.backlog.taken();
+                self.backlog.taken(bytes);
             }
         }
     }

@@ -1,5 +1,7 @@
 //! The receiver's side of a handoff.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::error::{DeclineCode, LandError, SessionEnd, SessionViolation};
@@ -10,6 +12,8 @@ use crate::wire::{Kind, body};
 
 /// Most offers of one peer that may be open at a time.
 const OFFERS_MAX: usize = 1024;
+/// Most bytes that the manifests of one peer's open offers may take here.
+const MANIFESTS_LEN_MAX: usize = 128 << 20;
 /// Most tokens of one sequence.
 const TOKENS_MAX: u64 = 1 << 31;
 
@@ -23,7 +27,15 @@ pub struct Manifest {
     /// What the peer's user said of it.
     pub meta: Bytes,
     /// Where this side can fetch the payload itself.
-    remote: Option<(RegionKey, Vec<Extent>)>,
+    remote: Option<(RegionKey, Arc<[Extent]>)>,
+}
+
+impl Manifest {
+    /// Bytes that the manifest takes in memory, about.
+    pub(crate) fn memory_len(&self) -> usize {
+        let extents = self.remote.as_ref().map_or(0, |(_, extents)| extents.len());
+        self.meta.len() + extents * size_of::<Extent>()
+    }
 }
 
 #[derive(Debug)]
@@ -98,7 +110,7 @@ impl Session {
             let remote = manifest.remote.clone().filter(|_| self.capabilities.get);
             let op = if let Some((region, extents)) = remote {
                 let skip = order.payload_len(pool.spec(), from);
-                Op::Get { region, extents: skip_bytes(extents, skip), room }
+                Op::Get { region, extents: skip_bytes(&extents, skip), room }
             } else if self.capabilities.stream {
                 tag = self.next_tag();
                 landing.pulls = false;
@@ -157,7 +169,8 @@ impl Session {
         for older in others {
             self.handle_withdraw(older);
         }
-        if self.incoming.len() >= OFFERS_MAX {
+        let manifests: usize = self.incoming.values().map(|i| i.manifest.memory_len()).sum();
+        if self.incoming.len() >= OFFERS_MAX || manifests > MANIFESTS_LEN_MAX {
             self.send_decline(key, DeclineCode::DeclineBusy, "too many offers are open");
             return Ok(());
         }
@@ -360,12 +373,12 @@ impl Session {
 }
 
 /// What is left of `extents` after their first `skip` bytes.
-fn skip_bytes(extents: Vec<Extent>, mut skip: u64) -> Vec<Extent> {
-    let cut = |extent: Extent| {
+fn skip_bytes(extents: &[Extent], mut skip: u64) -> Vec<Extent> {
+    let cut = |extent: &Extent| {
         let step = skip.min(extent.len as u64) as usize;
         skip -= step as u64;
         let rest = Extent { offset: extent.offset + step, len: extent.len - step };
         (rest.len > 0).then_some(rest)
     };
-    extents.into_iter().filter_map(cut).collect()
+    extents.iter().filter_map(cut).collect()
 }
