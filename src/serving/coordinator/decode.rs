@@ -72,9 +72,8 @@ impl ServingCoordinator {
         let pool = self.scheduler.pool();
         let growth = (request.max_tokens as usize).min(pool.spec().block_tokens as usize);
         let limit = self.scheduler.facts().context_len;
-        let sequence = ingest_sequence_handoff(incoming, pool, limit, growth)
-            .await
-            .map_err(ingest_failure)?;
+        let sequence =
+            ingest_sequence_handoff(incoming, pool, limit, growth).await.map_err(ingest_failure)?;
         self.metrics.taken_over(sequence.len() as u64 * pool.spec().token_bytes() as u64);
         // The router learns that the prefill node is needed no more.
         let accepted = TokenEvent::Started(Started::default());

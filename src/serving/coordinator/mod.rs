@@ -6,7 +6,7 @@
 //!        │                                                                      │
 //!        └─ ResultFrame FirstToken ──> ResultSink <── ResultFrame Continuation ─┘
 //! ```
-//! A role is a loop over work items ([`prefill`], [`decode`]); its networked form ([`network`]) feeds the
+//! A role is a loop over work items (`prefill`, `decode`); its networked form (`network`) feeds the
 //! same loop from connections. Every request is a task of its own: what goes wrong ends that task and
 //! is told to whoever asked; the loop goes on. Dropping a task gives everything back: blocks, the
 //! place in the batch, the offer.

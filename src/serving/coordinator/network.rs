@@ -16,9 +16,7 @@ use super::prefill::{PrefillRoleRequest, report_panic};
 use super::tasks::Tasks;
 use super::{ResultSink, ServingCoordinator};
 use crate::backend::{GenerateError, TokenEvent};
-use crate::protocol::{
-    DecodeMetaFrame, NodeRole, Phase, PrefillRequestFrame, ResultFrame, kind,
-};
+use crate::protocol::{DecodeMetaFrame, NodeRole, Phase, PrefillRequestFrame, ResultFrame, kind};
 
 /// Longest a node goes on with its requests after it was told to stop.
 const DRAIN_MAX: std::time::Duration = std::time::Duration::from_secs(30);
