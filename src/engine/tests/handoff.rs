@@ -1,4 +1,5 @@
 //! Handoffs between two endpoints, through every handle that a user holds.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! Replays the vectors of `manual/wire.md`, and throws rubbish at the parser.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use blockwire::wire::{
     FrameError, HEADER_LEN, Header, HeaderError, Kind, body, encode_frame, split_frame,

@@ -1,4 +1,4 @@
-//! Kernels: written once over [`Simd`](simd::Simd), run at the best level the CPU has.
+//! Kernels: written once over `Simd`, run at the best level the CPU has.
 //!
 //! All levels give the same bits: lanes are output elements, integer sums are exact, float sums have
 //! one order that depends on the shape of the weights alone, and multiply-adds are fused everywhere.
