@@ -152,7 +152,7 @@ fn sequences_of_every_length_arrive_whole_whatever_the_layouts() {
             for tokens in [1, 15, 16, 17, 31, 32, 33, 100] {
                 let handoff = written(&pair.prefill.pool, tokens);
                 let bytes = handoff.payload_len();
-                let before = pair.from_prefill_copied();
+                let before = pair.payload_copied();
                 let send =
                     send_handoff_payload(&pair.to_decode, key(), handoff, Bytes::from("meta"));
                 let receive = async {
@@ -165,7 +165,7 @@ fn sequences_of_every_length_arrive_whole_whatever_the_layouts() {
                 assert!(sequence.capacity() >= tokens + 20);
                 assert_written(sequence, tokens);
                 let declared = u64::from(pair.to_decode.capabilities().copies_per_byte);
-                assert_eq!(pair.from_prefill_copied() - before, bytes * declared);
+                assert_eq!(pair.payload_copied() - before, bytes * declared);
             }
             all_free(&pair.prefill.pool).await;
             all_free(&pair.decode.pool).await;
@@ -175,7 +175,7 @@ fn sequences_of_every_length_arrive_whole_whatever_the_layouts() {
 
 impl Pair {
     /// Payload bytes copied by both sides.
-    fn from_prefill_copied(&self) -> u64 {
+    fn payload_copied(&self) -> u64 {
         self.to_decode.stats().payload_copied + self._to_prefill.stats().payload_copied
     }
 }

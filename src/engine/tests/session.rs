@@ -1,0 +1,404 @@
+//! Two sessions over a link that this test plays: random steps, and what must always hold.
+//!
+//! Control frames wait in two queues, operations wait until a step completes them, users offer, accept,
+//! withdraw, abandon and commit at any moment, and the link may die. After every step all free blocks
+//! of the sender are overwritten, so that a block which is freed while a peer may still read it shows.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::{BTreeMap, VecDeque};
+
+use blockwire::clock;
+use blockwire::pool::{
+    BlockPool, Cursor, Digest, Dtype, GatherList, KvSequence, KvSpec, PoolOptions, ReservedBlock,
+    ScatterList,
+};
+use blockwire::session::{
+    Action, DeclineCode, HandoffKey, Identity, Notice, OfferPayload, Session, Timing,
+};
+use blockwire::transport::{
+    Capabilities, CloseReason, Completion, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
+    RegionKey, StreamTag,
+};
+use bytes::Bytes;
+use proptest::prelude::*;
+use uuid::Uuid;
+
+const SENDER: usize = 0;
+const RECEIVER: usize = 1;
+const TOKENS: usize = 7;
+const OVERWRITTEN: u8 = 0xee;
+
+fn pool() -> BlockPool {
+    BlockPool::new(PoolOptions::new(KvSpec::uniform(4, 2, 1, 8, Dtype::F16), 12)).unwrap()
+}
+
+/// What a user knows of a handoff.
+#[derive(Debug, Default)]
+struct Known {
+    offered: bool,
+    sender_ended: u32,
+    receiver_ended: u32,
+    at_receiver: bool,
+    accepted: bool,
+    landed: Option<Vec<ReservedBlock>>,
+    committed: bool,
+}
+
+struct World {
+    pulls: bool,
+    pools: [BlockPool; 2],
+    sessions: [Session; 2],
+    wires: [VecDeque<Bytes>; 2],
+    ops: [Vec<(OpId, Op, bool)>; 2],
+    next_op: u64,
+    dead: bool,
+    known: BTreeMap<u32, Known>,
+}
+
+impl World {
+    fn new(pulls: bool) -> Self {
+        let pools = [pool(), pool()];
+        let capabilities =
+            Capabilities { stream: !pulls, get: pulls, copies_per_byte: 1, same_host: true };
+        let session = |pool: &BlockPool| {
+            let identity =
+                Identity { geometry: Some(pool.spec().clone()), ..Identity::new("side") };
+            let region = pulls.then_some(RegionKey(0));
+            Session::new(identity, capabilities, region, Timing::default(), clock::now())
+        };
+        let sessions = [session(&pools[0]), session(&pools[1])];
+        let (wires, ops) = (Default::default(), Default::default());
+        let known = BTreeMap::new();
+        let mut world = Self { pulls, pools, sessions, wires, ops, next_op: 0, dead: false, known };
+        world.settle();
+        world.deliver(SENDER);
+        world.deliver(RECEIVER);
+        world
+    }
+
+    fn key(epoch: u32) -> HandoffKey {
+        // A request for each: an epoch of one request would replace its elders.
+        HandoffKey { request: Uuid::from_u128(u128::from(epoch)), epoch: 1 }
+    }
+
+    /// The byte that every token of an offer has.
+    fn pattern(number: u32) -> u8 {
+        (number % 200) as u8
+    }
+
+    fn offer(&mut self, number: u32) {
+        let Ok(mut blocks) = self.pools[SENDER].try_reserve(2) else { return };
+        blocks.iter_mut().for_each(|block| block.fill(Self::pattern(number)));
+        let blocks = blocks.into_iter().map(ReservedBlock::seal).collect();
+        let payload = OfferPayload { blocks, tokens: TOKENS, meta: Bytes::new() };
+        if self.sessions[SENDER].offer(Self::key(number), payload).is_ok() {
+            self.known.entry(number).or_default().offered = true;
+        }
+    }
+
+    fn accept(&mut self, number: u32) {
+        let known = self.known.get_mut(&number).unwrap();
+        if !known.at_receiver || known.accepted || known.receiver_ended > 0 {
+            return;
+        }
+        if let Ok(blocks) = self.pools[RECEIVER].try_reserve(2) {
+            known.accepted = true;
+            self.sessions[RECEIVER].accept(Self::key(number), &self.pools[RECEIVER], blocks, 0);
+        }
+    }
+
+    fn withdraw(&mut self, number: u32) {
+        let known = self.known.get_mut(&number).unwrap();
+        if known.sender_ended == 0 {
+            known.sender_ended += 1;
+            self.sessions[SENDER].withdraw(Self::key(number));
+        }
+    }
+
+    fn abandon(&mut self, number: u32) {
+        let known = self.known.get_mut(&number).unwrap();
+        if known.at_receiver && known.receiver_ended == 0 && !known.committed {
+            known.receiver_ended += 1;
+            known.landed = None;
+            match known.accepted {
+                true => self.sessions[RECEIVER].abandon(Self::key(number)),
+                false => {
+                    let code = DeclineCode::DeclineBusy;
+                    self.sessions[RECEIVER].decline(Self::key(number), code, "");
+                }
+            }
+        }
+    }
+
+    fn commit(&mut self, number: u32) {
+        let known = self.known.get_mut(&number).unwrap();
+        let Some(blocks) = known.landed.take() else { return };
+        if self.sessions[RECEIVER].commit(Self::key(number)) {
+            known.committed = true;
+            known.receiver_ended += 1;
+            let pool = &self.pools[RECEIVER];
+            let mut sequence = KvSequence::from_blocks(pool, vec![], blocks, TOKENS).unwrap();
+            for (token, block) in
+                sequence.finish().iter().flat_map(|b| (0..4).map(move |t| (t, b))).take(TOKENS)
+            {
+                let bytes = block.token_bytes(token);
+                let wrong = bytes
+                    .iter()
+                    .flatten()
+                    .flat_map(|b| b.iter())
+                    .any(|b| *b != Self::pattern(number));
+                assert!(!wrong, "committed bytes are not what was offered");
+            }
+        }
+    }
+
+    /// Delivers the next control frame to a side.
+    fn deliver(&mut self, side: usize) {
+        if let Some(frame) = self.wires[side].pop_front() {
+            self.sessions[side].handle_event(LinkEvent::Received(frame), clock::now());
+            assert!(self.sessions[side].end().is_none(), "{:?}", self.sessions[side].end());
+        }
+    }
+
+    /// Completes one waiting operation; `as_cancelled` is what becomes of a cancelled one.
+    fn complete(&mut self, side: usize, index: usize, as_cancelled: bool) {
+        if self.ops[side].is_empty() {
+            return;
+        }
+        let index = index % self.ops[side].len();
+        let cancelled = self.ops[side][index].2;
+        match &self.ops[side][index].1 {
+            // A landing completes with its stream, or when it is cancelled.
+            Op::Land { .. } if !cancelled => return,
+            _ => {}
+        }
+        let (id, op, _) = self.ops[side].remove(index);
+        if cancelled && as_cancelled {
+            return self.completed(side, id, memory_of(op), Err(OpError::Cancelled));
+        }
+        match op {
+            Op::Stream { tag, payload } => self.stream(id, tag, payload),
+            Op::Get { room, extents, .. } => {
+                let (bytes, digest) = read_extents(&self.pools[SENDER], &extents);
+                let room = write(room, &bytes);
+                self.completed(side, id, OpMemory::Room(room), Ok(digest));
+            }
+            op => self.completed(side, id, memory_of(op), Err(OpError::Cancelled)),
+        }
+    }
+
+    fn stream(&mut self, id: OpId, tag: StreamTag, payload: GatherList) {
+        let bytes: Vec<u8> =
+            payload.slices(&Cursor::default(), usize::MAX).flatten().copied().collect();
+        let mut digest = Digest::default();
+        digest.update(&bytes);
+        self.completed(SENDER, id, OpMemory::Payload(payload), Ok(digest.value()));
+        let lands =
+            |(_, op, _): &(OpId, Op, bool)| matches!(op, Op::Land { tag: t, .. } if *t == tag);
+        if let Some(index) = self.ops[RECEIVER].iter().position(lands) {
+            let (id, op, _) = self.ops[RECEIVER].remove(index);
+            let Op::Land { room, .. } = op else { unreachable!() };
+            let room = write(room, &bytes);
+            self.completed(RECEIVER, id, OpMemory::Room(room), Ok(digest.value()));
+        }
+    }
+
+    fn completed(
+        &mut self,
+        side: usize,
+        op: OpId,
+        memory: OpMemory,
+        outcome: Result<u64, OpError>,
+    ) {
+        let event = LinkEvent::Completed(Completion { op, memory, outcome });
+        self.sessions[side].handle_event(event, clock::now());
+    }
+
+    /// The link dies: every operation completes, then both sides hear of the end.
+    fn die(&mut self) {
+        self.dead = true;
+        self.wires = Default::default();
+        for side in [SENDER, RECEIVER] {
+            for (id, op, _) in std::mem::take(&mut self.ops[side]) {
+                let error = OpError::Closed(CloseReason::PeerGone);
+                self.completed(side, id, memory_of(op), Err(error));
+            }
+            let closed = LinkEvent::Closed(CloseReason::PeerGone);
+            self.sessions[side].handle_event(closed, clock::now());
+        }
+    }
+
+    /// Does what the sessions want, hears what they say, overwrites what the sender has freed.
+    fn settle(&mut self) {
+        for side in [SENDER, RECEIVER] {
+            while self.sessions[side].work() {}
+            while let Some(action) = self.sessions[side].poll_action() {
+                self.act(side, action);
+            }
+            while let Some(notice) = self.sessions[side].poll_notice() {
+                self.hear(notice);
+            }
+        }
+        let free = self.pools[SENDER].accounting().free;
+        for mut block in self.pools[SENDER].try_reserve(free).unwrap() {
+            block.fill(OVERWRITTEN);
+        }
+        for (_, op, _) in &self.ops[RECEIVER] {
+            if let Op::Get { extents, .. } = op {
+                let (bytes, _) = read_extents(&self.pools[SENDER], extents);
+                assert!(!bytes.contains(&OVERWRITTEN), "a block was freed under its reader");
+            }
+        }
+    }
+
+    fn act(&mut self, side: usize, action: Action) {
+        match action {
+            Action::Submit(op, purpose) if self.dead => {
+                let error = OpError::Closed(CloseReason::PeerGone);
+                self.sessions[side].refused(Refused { op, error }, purpose);
+            }
+            Action::Submit(op, purpose) => {
+                self.next_op += 1;
+                let id = OpId(self.next_op);
+                self.sessions[side].accepted(id, purpose);
+                match op {
+                    Op::Control(frame) => self.wires[1 - side].push_back(frame),
+                    op => self.ops[side].push((id, op, false)),
+                }
+            }
+            Action::Cancel(id) => {
+                self.ops[side].iter_mut().filter(|op| op.0 == id).for_each(|op| op.2 = true);
+            }
+            Action::Close => assert!(self.dead, "a session closed a healthy link"),
+        }
+    }
+
+    fn hear(&mut self, notice: Notice) {
+        let number = |key: HandoffKey| key.request.as_u128() as u32;
+        match notice {
+            Notice::Offered(key, manifest) => {
+                assert_eq!(manifest.tokens, TOKENS);
+                self.known.get_mut(&number(key)).unwrap().at_receiver = true;
+            }
+            Notice::Landed(key, blocks) => {
+                let known = self.known.get_mut(&number(key)).unwrap();
+                assert_eq!(known.receiver_ended, 0, "landed after its end");
+                known.landed = Some(blocks);
+            }
+            Notice::LandFailed(key, _) => {
+                let known = self.known.get_mut(&number(key)).unwrap();
+                known.receiver_ended += 1;
+                known.landed = None;
+            }
+            Notice::OfferEnded(key, outcome) => {
+                let known = self.known.get_mut(&number(key)).unwrap();
+                known.sender_ended += 1;
+                assert!(outcome.is_err() || known.committed, "a commit that never was");
+            }
+            Notice::Ready(_) | Notice::Message(_) => {}
+            Notice::Ended(_) => assert!(self.dead),
+        }
+    }
+
+    /// Lets everything that was begun come to its end.
+    fn finish(&mut self) {
+        for round in 0..200 {
+            for side in [SENDER, RECEIVER] {
+                self.deliver(side);
+                self.settle();
+                self.complete(side, round, true);
+                self.settle();
+            }
+            let numbers: Vec<u32> = self.known.keys().copied().collect();
+            for number in numbers {
+                self.accept(number);
+                self.settle();
+                self.commit(number);
+                self.settle();
+            }
+        }
+    }
+
+    fn check_end(&self) {
+        for (number, known) in &self.known {
+            assert_eq!(known.sender_ended, 1, "offer {number}: {known:?}");
+            assert!(known.receiver_ended <= 1, "offer {number}: {known:?}");
+        }
+        for (side, pool) in self.pools.iter().enumerate() {
+            assert_eq!(pool.accounting().free, 12, "side {side} leaks: {:?}", pool.accounting());
+        }
+        assert!(self.sessions.iter().all(Session::is_idle), "pulls: {}", self.pulls);
+    }
+}
+
+fn memory_of(op: Op) -> OpMemory {
+    match op {
+        Op::Control(_) => OpMemory::None,
+        Op::Stream { payload, .. } => OpMemory::Payload(payload),
+        Op::Land { room, .. } | Op::Get { room, .. } => OpMemory::Room(room),
+    }
+}
+
+fn write(mut room: ScatterList, mut bytes: &[u8]) -> ScatterList {
+    for slice in room.slices(&Cursor::default(), usize::MAX) {
+        let (now, later) = bytes.split_at(slice.len());
+        slice.copy_from_slice(now);
+        bytes = later;
+    }
+    room
+}
+
+fn read_extents(pool: &BlockPool, extents: &[blockwire::pool::Extent]) -> (Vec<u8>, u64) {
+    let mut bytes = Vec::new();
+    for extent in extents {
+        assert!(extent.offset + extent.len <= pool.region().len());
+        // SAFETY: inside the region (checked), which lives as long as the pool; this test has one
+        // thread, so that nobody writes meanwhile.
+        bytes.extend_from_slice(unsafe {
+            std::slice::from_raw_parts(pool.base().as_ptr().add(extent.offset), extent.len)
+        });
+    }
+    let mut digest = Digest::default();
+    digest.update(&bytes);
+    (bytes, digest.value())
+}
+
+/// One step; `number` and `index` choose among what there is.
+fn step(world: &mut World, kind: u8, number: u32, index: usize) {
+    let offered = !world.known.is_empty();
+    let number = if offered { number % world.known.len() as u32 } else { 0 };
+    match kind {
+        0 if !world.dead => {
+            let next = world.known.len() as u32;
+            world.offer(next);
+        }
+        1 | 2 => world.deliver(SENDER),
+        3 | 4 => world.deliver(RECEIVER),
+        5 => world.complete(SENDER, index, index % 2 == 0),
+        6 => world.complete(RECEIVER, index, index % 2 == 0),
+        7 if offered => world.accept(number),
+        8 if offered => world.withdraw(number),
+        9 if offered => world.abandon(number),
+        10 if offered => world.commit(number),
+        11 if index % 16 == 0 && !world.dead => world.die(),
+        _ => {}
+    }
+    world.settle();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn every_offer_ends_once_and_every_block_comes_back(
+        pulls: bool,
+        steps in proptest::collection::vec((0u8..12, any::<u32>(), any::<usize>()), 0..120),
+    ) {
+        let mut world = World::new(pulls);
+        for (kind, number, index) in steps {
+            step(&mut world, kind, number, index);
+        }
+        world.finish();
+        world.check_end();
+    }
+}
