@@ -224,7 +224,7 @@ impl StreamWriter {
 
     /// The chunk with the role, once a choice.
     fn opening(&mut self, index: usize) -> Vec<String> {
-        if std::mem::replace(&mut self.begun[index], true) || self.answer.shape != Shape::Chat {
+        if self.answer.shape != Shape::Chat || std::mem::replace(&mut self.begun[index], true) {
             return vec![];
         }
         let choice = json!({

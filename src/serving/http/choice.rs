@@ -144,7 +144,10 @@ impl Choice {
     }
 
     fn finished(&mut self, mut reason: FinishReason, usage: Usage) -> ChoiceEvent {
-        debug_assert_eq!(usage.completion_tokens, self.usage.completion_tokens);
+        if usage.completion_tokens != self.usage.completion_tokens {
+            let (told, seen) = (usage.completion_tokens, self.usage.completion_tokens);
+            tracing::warn!(told, seen, "the backend counts other tokens than it sent");
+        }
         self.usage.cached_tokens = usage.cached_tokens;
         let Matched { mut text, stopped } = self.matcher.push(&self.decoder.finish());
         if stopped {

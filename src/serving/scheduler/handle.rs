@@ -279,7 +279,10 @@ impl BatchScheduler {
         waiting
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
             .map_err(|waiting| GenerateError::Busy { waiting })?;
-        self.0.commands.send(Command::Submit(Box::new(job))).map_err(|_| stopped())
+        self.0.commands.send(Command::Submit(Box::new(job))).map_err(|_| {
+            waiting.fetch_sub(1, Ordering::Relaxed);
+            stopped()
+        })
     }
 
     fn check(&self, request: &GenerateRequest) -> Result<(), GenerateError> {

@@ -31,14 +31,14 @@ async fn what_cannot_be_served_is_refused_before_anything_is_taken() {
 async fn a_full_queue_is_busy() {
     let options = SchedulerOptions { waiting_max: 2, running_max: 1, ..options() };
     let rig = Rig::new(8, options);
+    rig.gate.close();
     let running = rig.scheduler.generate(request(prompt(1, 5), 100)).unwrap();
     until(|| rig.scheduler.stats().running == 1).await;
-    let gate = rig.gate.lock().unwrap();
     let waiting = [1, 2].map(|seed| rig.scheduler.generate(request(prompt(seed, 5), 1)).unwrap());
     let refused = rig.scheduler.generate(request(prompt(1, 5), 1)).unwrap_err();
     assert_eq!(refused, GenerateError::Busy { waiting: 2 });
-    drop(gate);
     drop((running, waiting));
+    rig.gate.open();
     rig.idle().await;
 }
 
@@ -47,45 +47,54 @@ async fn cancellation_in_every_state_returns_every_block() {
     let options = SchedulerOptions { prefill_rows_max: 4, ..options() };
     let rig = Rig::new(20, options);
     // While it waits, behind one that takes the whole pool.
+    rig.gate.close();
     let first = rig.scheduler.generate(request(prompt(1, 300), 20)).unwrap();
     let waiting = rig.scheduler.generate(request(prompt(2, 100), 20)).unwrap();
-    until(|| rig.scheduler.stats().waiting == 1).await;
+    rig.gate.allow(3);
+    until(|| rig.scheduler.prefill_progress().iter().any(|p| p.done == 12)).await;
+    assert_eq!((rig.scheduler.stats().running, rig.scheduler.stats().waiting), (1, 1));
     drop(waiting);
+    rig.gate.allow(1);
     until(|| rig.scheduler.stats().waiting == 0).await;
     // In the middle of its prefill.
-    until(|| rig.scheduler.prefill_progress().iter().any(|p| p.done > 0)).await;
     let progress = rig.scheduler.prefill_progress()[0];
     assert!(progress.done < progress.total && progress.total == 300);
     drop(first);
+    rig.gate.open();
     rig.idle().await;
     // While it decodes.
+    rig.gate.allow(2);
     let mut decoding = rig.scheduler.generate(request(prompt(1, 3), 300)).unwrap();
-    while !matches!(decoding.next().await, Some(TokenEvent::Token { .. })) {}
+    first_token(&mut decoding).await;
     drop(decoding);
+    rig.gate.open();
     rig.idle().await;
     // In a prefill for a handoff, and behind its end.
+    rig.gate.allow(3);
     let prefill = rig.scheduler.prefill_for_handoff(request(prompt(1, 300), 20)).unwrap();
     until(|| !rig.scheduler.prefill_progress().is_empty()).await;
     drop(prefill);
+    rig.gate.open();
     rig.idle().await;
     let prefill = rig.scheduler.prefill_for_handoff(request(prompt(1, 30), 20)).unwrap();
     until(|| rig.pool.accounting().sealed == 2).await;
     drop(prefill);
     rig.idle().await;
     assert_eq!(rig.scheduler.stats().cancelled, 4);
-    // With blocks that it brought, before and after it joined.
+    // With blocks that it brought, before and after it joined. They are full: the fake's shadow
+    // memory does not see a tail copied.
     for joined in [false, true] {
-        let gate = rig.gate.lock().unwrap();
-        drop(gate);
-        let prefill = rig.scheduler.prefill_for_handoff(request(prompt(1, 30), 20)).unwrap();
+        let prefill = rig.scheduler.prefill_for_handoff(request(prompt(1, 32), 20)).unwrap();
         let done = prefill.done().await.unwrap();
-        let request = request(prompt(1, 30), 200);
+        let request = request(prompt(1, 32), 200);
+        rig.gate.allow(if joined { 2 } else { 0 });
         let mut decoding =
             rig.scheduler.decode_from(request, done.sequence, &[done.first_token]).unwrap();
         if joined {
-            while !matches!(decoding.next().await, Some(TokenEvent::Token { .. })) {}
+            first_token(&mut decoding).await;
         }
         drop(decoding);
+        rig.gate.open();
         rig.idle().await;
     }
 }
@@ -105,14 +114,29 @@ async fn a_request_waits_for_blocks_that_others_hold_and_is_woken() {
 }
 
 #[tokio::test]
+async fn who_waits_in_the_pools_queue_is_served_though_a_sequence_grows() {
+    let rig = Rig::new(10, options());
+    let expected = request(prompt(1, 30), 120);
+    rig.gate.allow(1);
+    let generation = tokio::spawn(collect(rig.scheduler.generate(expected.clone()).unwrap()));
+    until(|| rig.scheduler.stats().running == 1).await;
+    let others = rig.pool.reserve(9);
+    rig.gate.open();
+    let others = tokio::time::timeout(Duration::from_secs(60), others).await;
+    drop(others.expect("stuck").unwrap());
+    assert_eq!(generation.await.unwrap().0, reference(&expected));
+    rig.idle().await;
+}
+
+#[tokio::test]
 async fn errors_belong_to_requests() {
     let rig = Rig::new(40, options());
-    let gate = rig.gate.lock().unwrap();
+    rig.gate.close();
     let good = request(prompt(5, 20), 30);
     let one = rig.scheduler.generate(good.clone()).unwrap();
     let two = rig.scheduler.generate(request(vec![1, REFUSED, 3], 5)).unwrap();
     let three = rig.scheduler.generate(good.clone()).unwrap();
-    drop(gate);
+    rig.gate.open();
     let (one, two, three) = (tokio::spawn(collect(one)), collect(two).await, collect(three).await);
     assert!(matches!(two.1, Err(GenerateError::NodeFailed(_))), "{two:?}");
     assert_eq!((one.await.unwrap().0, three.0), (reference(&good), reference(&good)));
@@ -153,13 +177,14 @@ async fn a_stop_lets_requests_end_and_a_drop_does_not() {
     assert!(matches!(refused, GenerateError::NoNode(_)), "{refused}");
     assert_eq!(rig.pool.accounting().free, 40);
 
-    let Rig { scheduler, pool, .. } = Rig::new(40, options());
-    let endless = scheduler.generate(request(prompt(1, 20), 600)).unwrap();
+    let rig = Rig::new(256, options());
+    let (scheduler, pool) = (rig.scheduler.clone(), rig.pool.clone());
+    let endless = scheduler.generate(request(prompt(1, 20), 4000)).unwrap();
     until(|| scheduler.stats().running == 1).await;
-    drop(scheduler);
+    drop((scheduler, rig));
     let (_, end) = collect(endless).await;
     assert!(matches!(end, Err(GenerateError::NoNode(_))), "{end:?}");
-    assert_eq!(pool.accounting().free, 40);
+    assert_eq!(pool.accounting().free, 256);
 }
 
 #[tokio::test]

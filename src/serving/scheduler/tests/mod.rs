@@ -1,7 +1,8 @@
 //! The scheduler with a model whose answers can be foretold, and with a real one.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockwire::pool::{BlockPool, Dtype, KvSpec, PoolOptions};
@@ -32,11 +33,44 @@ const PANICS: u32 = 63;
 /// memory, by block and slot, so that a wrong block table or a block in two hands shows.
 struct Fake {
     memory: Arc<Mutex<HashMap<(u32, usize), (usize, u32)>>>,
-    /// Held by a test to stop the model between two forward passes.
-    gate: Arc<Mutex<()>>,
+    gate: Arc<Gate>,
     /// Rows of every forward pass.
     rows: Arc<Mutex<Vec<usize>>>,
     owns_state: bool,
+}
+
+/// Lets forward passes through: all of them, or so many.
+struct Gate(AtomicUsize);
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self(AtomicUsize::new(usize::MAX))
+    }
+}
+
+impl Gate {
+    fn close(&self) {
+        self.0.store(0, SeqCst);
+    }
+
+    fn open(&self) {
+        self.0.store(usize::MAX, SeqCst);
+    }
+
+    fn allow(&self, passes: usize) {
+        self.0.store(passes, SeqCst);
+    }
+
+    fn pass(&self) {
+        let one_less = |left| match left {
+            0 => None,
+            usize::MAX => Some(usize::MAX),
+            left => Some(left - 1),
+        };
+        while self.0.fetch_update(SeqCst, SeqCst, one_less).is_err() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 fn hashed_logits(tokens: impl Iterator<Item = u32>) -> Vec<f32> {
@@ -86,7 +120,7 @@ impl Model for Fake {
         batch: &mut Batch<'_>,
         hook: &mut dyn LayerHook,
     ) -> Result<Logits, ForwardError> {
-        let _open = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        self.gate.pass();
         self.rows.lock().unwrap().push(batch.rows.len());
         if let Some(row) = batch.rows.iter().position(|row| row.token == REFUSED) {
             return Err(ForwardError::NoSuchToken { row, token: REFUSED, vocab: VOCAB });
@@ -121,7 +155,7 @@ impl Model for Fake {
 struct Rig {
     scheduler: BatchScheduler,
     pool: BlockPool,
-    gate: Arc<Mutex<()>>,
+    gate: Arc<Gate>,
     rows: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -149,6 +183,24 @@ impl Rig {
 
     fn pool_len(&self) -> usize {
         self.pool.accounting().total
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        // The scheduler's thread ends only when the model lets it.
+        self.gate.open();
+    }
+}
+
+/// Waits for a token.
+async fn first_token(generation: &mut Generation) {
+    loop {
+        match generation.next().await {
+            Some(TokenEvent::Token { .. }) => return,
+            Some(TokenEvent::Started(_)) => {}
+            other => panic!("{other:?} instead of a token"),
+        }
     }
 }
 

@@ -59,11 +59,11 @@ async fn every_batch_and_chunk_size_gives_the_reference() {
 async fn fault_b16_two_that_grow_beyond_the_pool_both_finish() {
     // Each takes 60 % of the pool in the end, and both fit in the beginning.
     let rig = Rig::new(10, options());
-    let gate = rig.gate.lock().unwrap();
+    rig.gate.close();
     let requests = [request(prompt(1, 30), 66), request(prompt(2, 30), 66)];
     let generations: Vec<_> =
         requests.iter().map(|r| rig.scheduler.generate(r.clone()).unwrap()).collect();
-    drop(gate);
+    rig.gate.open();
     let ends: Vec<_> = generations.into_iter().map(|g| tokio::spawn(collect(g))).collect();
     for (request, end) in requests.iter().zip(ends) {
         assert_eq!(end.await.unwrap().0, reference(request));
@@ -141,9 +141,11 @@ async fn log_probabilities_come_where_asked_for() {
 async fn decoding_goes_on_while_a_long_prompt_is_computed() {
     let options = SchedulerOptions { prefill_rows_max: 16, ..options() };
     let rig = Rig::new(200, options);
+    rig.gate.allow(1);
     let mut short = rig.scheduler.generate(request(prompt(1, 3), 1000)).unwrap();
-    while !matches!(short.next().await, Some(TokenEvent::Token { .. })) {}
+    first_token(&mut short).await;
     let long = rig.scheduler.generate(request(prompt(2, 1600), 1)).unwrap();
+    rig.gate.open();
     let (tokens, _) = collect(long).await;
     assert_eq!(tokens.len(), 1);
     let rows = rig.rows.lock().unwrap().clone();
