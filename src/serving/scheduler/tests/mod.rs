@@ -29,10 +29,13 @@ const REFUSED: u32 = 62;
 /// With this one, the model panics.
 const PANICS: u32 = 63;
 
+/// Position and token in each (block, slot).
+type Memory = HashMap<(u32, usize), (usize, u32)>;
+
 /// A model whose logits are a hash of all tokens up to the row. It keeps a shadow of the pool's
 /// memory, by block and slot, so that a wrong block table or a block in two hands shows.
 struct Fake {
-    memory: Arc<Mutex<HashMap<(u32, usize), (usize, u32)>>>,
+    memory: Arc<Mutex<Memory>>,
     gate: Arc<Gate>,
     /// Rows of every forward pass.
     rows: Arc<Mutex<Vec<usize>>>,
