@@ -1,7 +1,7 @@
 //! `blockwire demo`: a handoff between real processes, checked against a single node.
 
-mod child;
 mod chat;
+mod child;
 
 use std::time::Duration;
 

@@ -223,7 +223,9 @@ fn finished_from_frame(finished: frames::Finished) -> TokenEvent {
 fn failure_to_frame(error: GenerateError) -> frames::Failure {
     let (mut actual, mut limit) = (0, 0);
     let code = match &error {
-        GenerateError::BadRequest(_) | GenerateError::UnknownModel(_) => FailureCode::FailureBadRequest,
+        GenerateError::BadRequest(_) | GenerateError::UnknownModel(_) => {
+            FailureCode::FailureBadRequest
+        }
         GenerateError::TooLong { tokens, limit: most } => {
             (actual, limit) = (*tokens as u64, *most as u64);
             FailureCode::FailureTooLong

@@ -125,7 +125,9 @@ mod tests {
         assert!(!bridge.submit_decode_token(finish(Phase::Continuation)));
         assert!(events.try_recv().is_err());
         assert!(bridge.submit_first_token(token(Phase::FirstToken, 1)));
-        assert!(matches!(events.try_recv(), Ok(TokenEvent::Started(started)) if !started.notes.is_empty()));
+        assert!(
+            matches!(events.try_recv(), Ok(TokenEvent::Started(started)) if !started.notes.is_empty())
+        );
         assert_eq!(ids(&mut events), [1, 2]);
     }
 

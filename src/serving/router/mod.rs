@@ -74,8 +74,7 @@ impl RequestRouter {
     ) {
         let (sender, mut updates) = updates();
         let mut keepers = JoinSet::new();
-        for (peers, addresses) in
-            [(&self.0.prefill, prefill_peers), (&self.0.decode, decode_peers)]
+        for (peers, addresses) in [(&self.0.prefill, prefill_peers), (&self.0.decode, decode_peers)]
         {
             for address in addresses {
                 keepers.spawn(peers.clone().keep(endpoint.clone(), address, sender.clone()));
@@ -130,7 +129,10 @@ impl RequestRouter {
                 true
             }
         };
-        if over && let Some(route) = routes.remove(&id) && route.bridge.has_failed() {
+        if over
+            && let Some(route) = routes.remove(&id)
+            && route.bridge.has_failed()
+        {
             // Where one node failed, the other must not go on.
             cancel(id, [&route.prefill, &route.decode]);
         }
@@ -174,8 +176,7 @@ impl RequestRouter {
         let prefill = self.pick(&self.0.prefill)?;
         let decode = self.pick(&self.0.decode)?;
         let id = request.id;
-        let frame =
-            PrefillRequestFrame::new(&request, decode.peer().instance, self.0.instance);
+        let frame = PrefillRequestFrame::new(&request, decode.peer().instance, self.0.instance);
         let notes = vec![
             ("prefill-node", prefill.peer().name.clone()),
             ("decode-node", decode.peer().name.clone()),
