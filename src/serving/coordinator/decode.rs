@@ -6,8 +6,7 @@ use blockwire::session::DeclineCode;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use super::prefill::report_panic;
-use super::tasks::Tasks;
+use super::tasks::{self, Tasks};
 use super::{ResultSink, ServingCoordinator};
 use crate::backend::{GenerateError, GenerateRequest, Started, TokenEvent};
 use crate::protocol::{Phase, ResultFrame};
@@ -27,18 +26,8 @@ pub struct DecodeRoleHandoff {
 
 impl ServingCoordinator {
     /// Serves handoffs until the queue closes, then finishes those that run. All decode in one batch.
-    pub async fn run_decode_role(&self, mut handoffs: mpsc::Receiver<DecodeRoleHandoff>) {
-        let mut tasks = Tasks::default();
-        loop {
-            tokio::select! {
-                handoff = handoffs.recv() => match handoff {
-                    Some(item) => self.spawn_decode(&mut tasks, None, item),
-                    None if tasks.is_empty() => return,
-                    None => report_panic(tasks.next_end().await),
-                },
-                ended = tasks.next_end() => report_panic(ended),
-            }
-        }
+    pub async fn run_decode_role(&self, handoffs: mpsc::Receiver<DecodeRoleHandoff>) {
+        tasks::serve(handoffs, |tasks, item| self.spawn_decode(tasks, None, item)).await;
     }
 
     pub(super) fn spawn_decode(

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::decode::DecodeRoleHandoff;
 use super::peers::{Change, PeerSet, Update, UpdateSender, updates};
-use super::prefill::{PrefillRoleRequest, report_panic};
+use super::prefill::PrefillRoleRequest;
 use super::tasks::Tasks;
 use super::{ResultSink, ServingCoordinator};
 use crate::backend::{GenerateError, TokenEvent};
@@ -98,7 +98,7 @@ impl<'a> Node<'a> {
                     }
                     None => break,
                 },
-                ended = self.tasks.next_end() => report_panic(ended),
+                () = self.tasks.next_end() => {}
                 () = &mut stop => break,
             }
         }
@@ -112,7 +112,7 @@ impl<'a> Node<'a> {
                             handle(self, update);
                         }
                     }
-                    ended = self.tasks.next_end() => report_panic(ended),
+                    () = self.tasks.next_end() => {}
                 }
             }
         };

@@ -9,7 +9,7 @@ use prost::Message as _;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use super::tasks::Tasks;
+use super::tasks::{self, Tasks};
 use super::{ResultSink, ServingCoordinator};
 use crate::backend::{GenerateError, GenerateRequest, Started, TokenEvent, Usage};
 use crate::protocol::{DecodeMetaFrame, HandoffReport, Phase, ResultFrame};
@@ -30,18 +30,8 @@ pub struct PrefillRoleRequest {
 
 impl ServingCoordinator {
     /// Serves requests until the queue closes, then finishes those that run. Many at a time.
-    pub async fn run_prefill_role(&self, mut requests: mpsc::Receiver<PrefillRoleRequest>) {
-        let mut tasks = Tasks::default();
-        loop {
-            tokio::select! {
-                request = requests.recv() => match request {
-                    Some(item) => self.spawn_prefill(&mut tasks, None, item),
-                    None if tasks.is_empty() => return,
-                    None => report_panic(tasks.next_end().await),
-                },
-                ended = tasks.next_end() => report_panic(ended),
-            }
-        }
+    pub async fn run_prefill_role(&self, requests: mpsc::Receiver<PrefillRoleRequest>) {
+        tasks::serve(requests, |tasks, item| self.spawn_prefill(tasks, None, item)).await;
     }
 
     pub(super) fn spawn_prefill(
@@ -118,12 +108,5 @@ fn offer_failure(decode: &Connection, error: &OfferError) -> GenerateError {
             GenerateError::Busy { waiting: 0 }
         }
         _ => GenerateError::NodeFailed(reason),
-    }
-}
-
-/// A panic is a fault of this program, but it ended one request only.
-pub(super) fn report_panic((request, panic): (Uuid, Option<tokio::task::JoinError>)) {
-    if let Some(error) = panic {
-        tracing::error!(%request, %error, "a request's task panicked");
     }
 }

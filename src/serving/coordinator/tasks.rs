@@ -3,8 +3,24 @@
 use std::collections::HashMap;
 use std::future::Future;
 
+use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use uuid::Uuid;
+
+/// Runs what comes in until the queue closes, then finishes what runs. Many at a time.
+pub(super) async fn serve<T>(mut queue: mpsc::Receiver<T>, mut spawn: impl FnMut(&mut Tasks, T)) {
+    let mut tasks = Tasks::default();
+    loop {
+        tokio::select! {
+            item = queue.recv() => match item {
+                Some(item) => spawn(&mut tasks, item),
+                None if tasks.is_empty() => return,
+                None => tasks.next_end().await,
+            },
+            () = tasks.next_end() => {}
+        }
+    }
+}
 
 /// Running requests: by request to cancel them, by owner when a router is lost.
 #[derive(Debug, Default)]
@@ -53,11 +69,12 @@ impl Tasks {
         });
     }
 
-    /// The next task's end; waits for ever while none runs. Gives the request and why it panicked.
+    /// The next task's end; waits for ever while none runs. A panic is a fault of this program, but it
+    /// ended one request only.
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(super) async fn next_end(&mut self) -> (Uuid, Option<JoinError>) {
+    pub(super) async fn next_end(&mut self) {
         let Some(ended) = self.running.join_next_with_id().await else {
             return std::future::pending().await;
         };
@@ -69,7 +86,9 @@ impl Tasks {
         if self.by_request.get(&request).is_some_and(|entry| entry.abort.id() == task) {
             self.by_request.remove(&request);
         }
-        (request, error)
+        if let Some(error) = error {
+            tracing::error!(%request, %error, "a request's task panicked");
+        }
     }
 
     /// Whether no request is running.
