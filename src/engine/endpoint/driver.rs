@@ -124,11 +124,13 @@ async fn listen(
             link = next_link(listener.as_mut()), if tasks.len() < CONNECTIONS_MAX => {
                 let task = Task::new(&options, link, for_tasks.clone());
                 let arrived = arrived.clone();
-                tasks.spawn_local(task.run(move |arrival| {
-                    if let Ok(arrival) = arrival {
+                tasks.spawn_local(task.run(move |arrival| match arrival {
+                    Ok(arrival) => {
                         // Full or gone: dropping the handles closes the connection.
                         let _ = arrived.try_send(arrival);
                     }
+                    // The peer is told too, but here is where its operator may not look.
+                    Err(error) => tracing::warn!(%error, "a peer did not get in"),
                 }));
             }
             Some(ended) = tasks.join_next() => if let Err(error) = ended {

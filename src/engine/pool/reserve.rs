@@ -51,13 +51,18 @@ impl BlockPool {
     /// [`ReserveError::Busy`] when they are not free, or when an earlier [`reserve`](Self::reserve)
     /// still waits: nobody overtakes.
     pub fn try_reserve(&self, count: usize) -> Result<Vec<ReservedBlock>, ReserveError> {
-        self.check_count(count)?;
-        let mut state = self.state();
-        let (free, waiting) = (state.free.len(), state.waiters.len());
-        if count > free || waiting > 0 {
-            return Err(ReserveError::Busy { asked: count, free, waiting });
-        }
-        Ok(self.take(&mut state, count))
+        self.take_now(count, |waiting| waiting == 0)
+    }
+
+    /// Reserves `count` blocks now for a sequence that runs already, ahead of whoever waits.
+    ///
+    /// What runs must be able to end: it frees its blocks for those who wait. Were it to queue behind
+    /// them, the two could wait for each other.
+    ///
+    /// # Errors
+    /// [`ReserveError::Busy`] when they are not free.
+    pub fn try_reserve_growth(&self, count: usize) -> Result<Vec<ReservedBlock>, ReserveError> {
+        self.take_now(count, |_| true)
     }
 
     /// Reserves `count` blocks, all of them or none, after every earlier request.
@@ -76,6 +81,20 @@ impl BlockPool {
         state.waiters.push_back(Waiter { count, grant });
         self.serve_waiters(state);
         Reserve { pool: self.clone(), state: ReserveState::Waiting(granted) }
+    }
+
+    fn take_now(
+        &self,
+        count: usize,
+        admit: impl Fn(usize) -> bool,
+    ) -> Result<Vec<ReservedBlock>, ReserveError> {
+        self.check_count(count)?;
+        let mut state = self.state();
+        let (free, waiting) = (state.free.len(), state.waiters.len());
+        if count > free || !admit(waiting) {
+            return Err(ReserveError::Busy { asked: count, free, waiting });
+        }
+        Ok(self.take(&mut state, count))
     }
 
     fn check_count(&self, asked: usize) -> Result<(), ReserveError> {
@@ -170,6 +189,7 @@ mod tests {
         let mut small = pool.reserve(1);
         assert!(poll(&mut small).is_pending());
         assert_eq!(pool.accounting().free, 1);
+        assert_eq!(pool.try_reserve_growth(1).map(|grown| grown.len()), Ok(1));
         drop(held);
         let Poll::Ready(Ok(two)) = poll(&mut large) else { panic!("not granted") };
         assert_eq!(two.len(), 2);

@@ -90,7 +90,7 @@ impl Worker {
             if needed == 0 {
                 return true;
             }
-            if let Ok(blocks) = self.pool.try_reserve(needed) {
+            if let Ok(blocks) = self.pool.try_reserve_growth(needed) {
                 let grown = job.sequence.take().and_then(|old| extended(old, blocks, copies > 0));
                 job.sequence = grown;
                 if job.sequence.is_some() {
