@@ -1,0 +1,260 @@
+//! Nodes that belong together, and the accounts that must balance when their work is done.
+
+use std::fs;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tempfile::TempDir;
+
+use crate::client::{self, Completion, Failure};
+use crate::models::{Model, completion};
+use crate::node::{Node, Resources, wait_until};
+use crate::watchdog::Watchdog;
+
+/// What carries the caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    Shm,
+    Tcp4,
+    Tcp6,
+}
+
+impl Carrier {
+    /// An address for a node to listen on.
+    pub(crate) fn bind(self, name: &str) -> String {
+        match self {
+            Self::Shm => format!("shm:{name}"),
+            Self::Tcp4 => "tcp://127.0.0.1:0".to_owned(),
+            Self::Tcp6 => "tcp://[::1]:0".to_owned(),
+        }
+    }
+
+    /// User-space copies of a payload byte that the carrier declares.
+    pub(crate) fn declared_copies(self) -> u64 {
+        match self {
+            Self::Shm => 1,
+            Self::Tcp4 | Self::Tcp6 => 0,
+        }
+    }
+}
+
+/// A deployment to start.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) model: Model,
+    pub(crate) carrier: Carrier,
+    pub(crate) prefill_nodes: usize,
+    /// Flags of every node.
+    pub(crate) flags: Vec<&'static str>,
+    /// Flags of the prefill nodes, besides.
+    pub(crate) prefill_flags: Vec<&'static str>,
+    /// Flags of the decode node, besides.
+    pub(crate) decode_flags: Vec<&'static str>,
+}
+
+impl Setup {
+    pub(crate) fn new(model: Model, carrier: Carrier) -> Self {
+        let memory = if model == Model::SmolLm2 { "--kv-memory=384" } else { "--kv-memory=16" };
+        let (prefill_flags, decode_flags) = (vec![], vec![]);
+        Self { model, carrier, prefill_nodes: 1, flags: vec![memory], prefill_flags, decode_flags }
+    }
+
+    /// All flags of a node.
+    pub(crate) fn node_flags(&self, own: &[&str]) -> Vec<String> {
+        let model = self.model.path().display().to_string();
+        let base = ["--model", &model, "--http", "127.0.0.1:0", "--threads", "1"];
+        base.iter().chain(&self.flags).chain(own).map(|flag| (*flag).to_owned()).collect()
+    }
+}
+
+/// Router, prefill nodes, decode node.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    pub(crate) router: Node,
+    pub(crate) prefill: Vec<Node>,
+    pub(crate) decode: Node,
+    pub(crate) setup: Setup,
+    pub(crate) dir: TempDir,
+    start: Vec<Account>,
+    _alone: Option<MutexGuard<'static, ()>>,
+    _watchdog: Watchdog,
+}
+
+/// What a node has and holds while it is idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Account {
+    /// Blocks of the pool: free, and in every other state.
+    blocks: Option<(u64, u64)>,
+    resources: Resources,
+}
+
+impl Cluster {
+    /// Starts the nodes, and waits until one request has gone through them.
+    pub(crate) fn start(setup: Setup) -> Self {
+        let alone = alone(setup.model);
+        let watchdog = Watchdog::start();
+        let dir = runtime_dir();
+        let decode = start_decode(&setup, dir.path(), &setup.carrier.bind("decode"));
+        let prefill: Vec<Node> = (0..setup.prefill_nodes)
+            .map(|number| {
+                let bind = setup.carrier.bind(&format!("prefill-{number}"));
+                start_prefill(&setup, dir.path(), &bind, decode.serving())
+            })
+            .collect();
+        let addresses: Vec<&str> = prefill.iter().map(Node::serving).collect();
+        let router = start_router(&setup, dir.path(), &addresses, decode.serving());
+        let mut cluster = Self {
+            router,
+            prefill,
+            decode,
+            setup,
+            dir,
+            start: vec![],
+            _alone: alone,
+            _watchdog: watchdog,
+        };
+        let threads = cluster.nodes().map(|node| node.resources().threads).collect::<Vec<_>>();
+        for _ in 0..2 * cluster.prefill.len() {
+            cluster.wait_until_serving();
+        }
+        wait_until("the warm-up is over", || cluster.is_idle());
+        cluster.start = cluster.nodes().map(account).collect();
+        // A request may not leave a thread behind, not even the first one.
+        for (account, threads) in cluster.start.iter_mut().zip(threads) {
+            account.resources.threads = threads;
+        }
+        cluster
+    }
+
+    pub(crate) fn http(&self) -> &str {
+        self.router.http()
+    }
+
+    /// All nodes.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &Node> {
+        [&self.router, &self.decode].into_iter().chain(&self.prefill)
+    }
+
+    /// Asks for a short completion until it comes. Only 503 is a reason to try again.
+    pub(crate) fn wait_until_serving(&self) -> Completion {
+        let body = completion(&self.setup.model.prompt(40, 9), 3);
+        let mut served = None;
+        wait_until("a request is served", || match client::ask(self.http(), &body) {
+            Ok(completion) => served.insert(completion).tokens.len() == 3,
+            Err(Failure { status: 503, .. }) => false,
+            Err(failure) => panic!("{failure:?}"),
+        });
+        served.unwrap()
+    }
+
+    /// Waits until no node has a request, a block, a descriptor or a thread more than at the start.
+    pub(crate) fn settle(&self) {
+        wait_until("the nodes are idle", || self.is_idle());
+        for (node, start) in self.nodes().zip(&self.start) {
+            let mut now = account(node);
+            let settled = |now: &Account| {
+                now.blocks == start.blocks
+                    && now.resources.descriptors <= start.resources.descriptors
+                    && now.resources.threads <= start.resources.threads
+            };
+            let what = || format!("{} has {now:?}, at the start {start:?}", node.role);
+            let text = what();
+            wait_until(&text, || {
+                now = account(node);
+                settled(&now)
+            });
+        }
+    }
+
+    /// Takes the accounts anew, after a node was replaced.
+    pub(crate) fn restart_accounts(&mut self) {
+        wait_until("the nodes are idle", || self.is_idle());
+        self.start = self.nodes().map(account).collect();
+    }
+
+    /// Payload bytes that landed in blocks, and that were copied in user space, over all nodes.
+    pub(crate) fn payload(&self) -> (u64, u64) {
+        let nodes = || self.prefill.iter().chain([&self.decode]);
+        let sum = |name| nodes().map(|node| node.metric(name)).sum();
+        (sum("payload_landed_bytes_total"), sum("payload_copied_bytes_total"))
+    }
+
+    /// Checks the accounts, stops the nodes, and checks that nothing is left of them.
+    pub(crate) fn finish(self) {
+        self.settle();
+        self.check_copies();
+        let Self { router, prefill, decode, dir, .. } = self;
+        let nodes = [router].into_iter().chain(prefill).chain([decode]);
+        for node in nodes {
+            let (role, pid) = (node.role.clone(), node.pid());
+            let status = node.stop();
+            assert!(status.success(), "{role} ended with {status}");
+            assert!(!fs::exists(format!("/proc/{pid}")).unwrap(), "{role} still runs");
+        }
+        assert_no_sockets(dir.path());
+    }
+
+    /// Measured copies are those that the carrier declares.
+    fn check_copies(&self) {
+        let (landed, copied) = self.payload();
+        assert!(landed > 0, "nothing was handed over");
+        assert_eq!(copied, landed * self.setup.carrier.declared_copies(), "of {landed} bytes");
+    }
+
+    fn is_idle(&self) -> bool {
+        let busy = |node: &Node| {
+            ["num_requests_running", "num_requests_waiting"]
+                .iter()
+                .any(|name| node.metric(name) > 0)
+        };
+        // The scrape is no request of the API.
+        self.router.metric("http_requests_in_flight") == 0
+            && !busy(&self.decode)
+            && !self.prefill.iter().any(busy)
+            && self.nodes().all(|node| account(node).blocks.is_none_or(|(_, held)| held == 0))
+    }
+}
+
+pub(crate) fn start_decode(setup: &Setup, dir: &Path, bind: &str) -> Node {
+    let flags = [&["--serving-bind", bind], &setup.decode_flags[..]].concat();
+    Node::start(dir, "decode", &setup.node_flags(&flags))
+}
+
+pub(crate) fn start_prefill(setup: &Setup, dir: &Path, bind: &str, decode: &str) -> Node {
+    let own = ["--serving-bind", bind, "--decode-peers", decode];
+    let flags = [&own, &setup.prefill_flags[..]].concat();
+    Node::start(dir, "prefill", &setup.node_flags(&flags))
+}
+
+pub(crate) fn start_router(setup: &Setup, dir: &Path, prefill: &[&str], decode: &str) -> Node {
+    let own = ["--prefill-peers", &prefill.join(","), "--decode-peers", decode];
+    Node::start(dir, "router", &setup.node_flags(&own))
+}
+
+/// The right to run a large model: several at once would only be slower.
+pub(crate) fn alone(model: Model) -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let large = model == Model::SmolLm2;
+    large.then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// A runtime directory of the test's own; its path is short enough for sockets.
+pub(crate) fn runtime_dir() -> TempDir {
+    tempfile::Builder::new().prefix("bw-").tempdir_in("/tmp").unwrap()
+}
+
+/// No socket and no lock is left in a runtime directory.
+pub(crate) fn assert_no_sockets(dir: &Path) {
+    let Ok(left) = fs::read_dir(dir.join("blockwire")) else { return };
+    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.is_empty(), "left over: {left:?}");
+}
+
+fn account(node: &Node) -> Account {
+    let blocks = (node.role != "router").then(|| {
+        let states = ["reserved", "loaned", "quarantined", "sealed"];
+        let held = states.map(|state| node.metric(&format!("pool_blocks_{state}")));
+        (node.metric("pool_blocks_free"), held.iter().sum())
+    });
+    Account { blocks, resources: node.resources() }
+}

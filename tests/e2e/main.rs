@@ -1,0 +1,22 @@
+//! End to end: real processes, a real model, a real client.
+//!
+//! Every test starts `blockwire serve` processes of its own, drives them over HTTP, and at the end
+//! checks that nothing is left: blocks, descriptors, threads, socket files, processes
+//! ([`cluster::Cluster::finish`]). Nothing here asserts a longest time; a [`watchdog`] ends what hangs.
+//! Tests named `fault_bNN_...` replay a fault that users of such systems report.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
+
+mod bad_input;
+mod client;
+mod cluster;
+mod faults;
+mod hostile;
+mod models;
+mod node;
+mod openai;
+mod parity;
+mod refusals;
+mod start_up;
+mod watchdog;

@@ -1,0 +1,55 @@
+//! OpenAI's own client against the router.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::cluster::{Carrier, Cluster, Setup};
+use crate::models::Model;
+use crate::watchdog::{note_ended, note_started};
+
+#[test]
+fn openais_client_is_served() {
+    let packages = client_packages();
+    let cluster = Cluster::start(Setup::new(Model::SmolLm2, Carrier::Shm));
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/openai_client.py");
+    let child = Command::new("python3")
+        .arg(script)
+        .arg(format!("{}/v1", cluster.http()))
+        .env("PYTHONPATH", &packages)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("NO_PROXY", "127.0.0.1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    note_started(pid);
+    let output = child.wait_with_output().unwrap();
+    note_ended(pid);
+    let (told, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{told}\n{errors}");
+    assert!(told.trim_end().ends_with("all checks passed"), "{told}");
+    cluster.finish();
+}
+
+/// The folder with the client's packages, fetched once.
+fn client_packages() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("openai-client");
+    if !folder.join("openai").is_dir() {
+        let mut partial = folder.clone();
+        partial.set_extension(std::process::id().to_string());
+        let output = Command::new("python3")
+            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"])
+            .args([partial.as_os_str(), "openai".as_ref()])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        // Whoever is second finds the first one's.
+        if std::fs::rename(&partial, &folder).is_err() {
+            std::fs::remove_dir_all(&partial).unwrap();
+        }
+    }
+    folder
+}

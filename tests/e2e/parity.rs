@@ -1,0 +1,185 @@
+//! Tokens of three processes equal those of one: C9.
+
+use serde_json::{Value, json};
+
+use crate::client::{self, Completion};
+use crate::cluster::{Carrier, Cluster, Setup, alone, runtime_dir};
+use crate::models::{Model, completion, sampled, streamed};
+use crate::node::Node;
+use crate::watchdog::Watchdog;
+
+/// Tokens of every answer.
+const OUT: u32 = 64;
+/// Requests at a time.
+const AT_ONCE: usize = 8;
+
+/// Prompt lengths around a block's end, and those that take several chunks.
+fn lengths(model: Model) -> &'static [usize] {
+    if model == Model::SmolLm2 { &[1, 15, 16, 17, 545, 1700] } else { &[1, 15, 16, 17, 300] }
+}
+
+/// Greedy and seeded requests of every length.
+fn requests(model: Model) -> Vec<Value> {
+    let bodies = lengths(model).iter().enumerate().map(|(number, length)| {
+        let greedy = completion(&model.prompt(*length, number), OUT);
+        [greedy.clone(), sampled(greedy, 1000 + number as u64)]
+    });
+    bodies.flatten().collect()
+}
+
+/// What one process answers to `bodies`.
+fn single_node(setup: &Setup, flags: &[&str], bodies: &[Value]) -> Vec<Completion> {
+    let _alone = alone(setup.model);
+    let _watchdog = Watchdog::start();
+    let dir = runtime_dir();
+    let node = Node::start(dir.path(), "single", &setup.node_flags(flags));
+    let free = node.metric("pool_blocks_free");
+    let answers = client::ask_all(node.http(), bodies, AT_ONCE);
+    let answers: Vec<Completion> = answers.into_iter().map(Result::unwrap).collect();
+    assert_eq!(node.metric("pool_blocks_free"), free);
+    assert!(node.stop().success());
+    answers
+}
+
+/// Asks every request as a body and as a stream, and compares with one process's answers.
+fn assert_parity(cluster: &Cluster, bodies: &[Value], expected: &[Completion]) {
+    let streams = bodies.iter().cloned().map(streamed);
+    let both: Vec<Value> = bodies.iter().cloned().chain(streams).collect();
+    let answers = client::ask_all(cluster.http(), &both, AT_ONCE);
+    for (number, (answer, body)) in answers.iter().zip(&both).enumerate() {
+        let expected = &expected[number % bodies.len()];
+        let answer = answer.as_ref().unwrap_or_else(|failure| panic!("{failure:?}"));
+        let of = format!("request {number}, stream {}", body["stream"]);
+        assert_eq!(answer.tokens, expected.tokens, "{of}");
+        let told = |c: &Completion| (c.finish.clone(), c.prompt_tokens, c.completion_tokens);
+        assert_eq!((told(answer), &answer.text), (told(expected), &expected.text), "{of}");
+        assert_eq!(answer.cached_tokens, 0, "fault B19: nothing is cached of {of}");
+    }
+}
+
+/// The comparison says something: answers are whole, and differ from each other.
+fn assert_telling(expected: &[Completion]) {
+    for pair in expected.chunks(2) {
+        assert!(pair.iter().all(|answer| answer.tokens.len() == OUT as usize));
+        assert!(pair.iter().all(|answer| answer.finish == "length"));
+        assert_ne!(pair[0].tokens, pair[1].tokens, "greedy and drawn are alike");
+    }
+    let distinct: std::collections::HashSet<_> = expected.iter().map(|a| &a.tokens).collect();
+    assert!(distinct.len() + 2 > expected.len(), "answers are alike");
+}
+
+fn smollm2_expected() -> &'static [Completion] {
+    static EXPECTED: std::sync::OnceLock<Vec<Completion>> = std::sync::OnceLock::new();
+    EXPECTED.get_or_init(|| {
+        let setup = Setup::new(Model::SmolLm2, Carrier::Shm);
+        let expected = single_node(&setup, &[], &requests(Model::SmolLm2));
+        assert_telling(&expected);
+        expected
+    })
+}
+
+fn smollm2_over(carrier: Carrier) {
+    let expected = smollm2_expected();
+    let cluster = Cluster::start(Setup::new(Model::SmolLm2, carrier));
+    assert_parity(&cluster, &requests(Model::SmolLm2), expected);
+    // Every cache came from the prefill node: decode computed no prompt (faults B21, B22, B46).
+    assert_eq!(cluster.decode.metric("prefill_tokens_computed_total"), 0);
+    cluster.finish();
+}
+
+#[test]
+fn three_processes_equal_one_over_shm() {
+    smollm2_over(Carrier::Shm);
+}
+
+#[test]
+fn three_processes_equal_one_over_tcp() {
+    smollm2_over(Carrier::Tcp4);
+}
+
+#[test]
+fn three_processes_equal_one_over_tcp_on_ipv6() {
+    smollm2_over(Carrier::Tcp6);
+}
+
+#[test]
+fn chats_equal_one_processs() {
+    let ask = |text: &str, drawn: bool| {
+        let messages = json!([
+            {"role": "system", "content": "You are terse."},
+            {"role": "user", "content": text},
+        ]);
+        let body = json!({"messages": messages, "max_tokens": 40, "temperature": 0});
+        if drawn { sampled(body, 7) } else { body }
+    };
+    let texts = ["What is the capital of France?", "Schreibe zwei Emojis: 🤖 und 日本語."];
+    let bodies: Vec<Value> =
+        texts.iter().flat_map(|text| [ask(text, false), ask(text, true)]).collect();
+    let setup = Setup::new(Model::SmolLm2, Carrier::Shm);
+    let expected = single_node(&setup, &[], &bodies);
+    assert!(expected.iter().all(|answer| !answer.text.is_empty()));
+    let cluster = Cluster::start(setup);
+    assert_parity(&cluster, &bodies, &expected);
+    cluster.finish();
+}
+
+/// A tiny model over `carrier`, against one process with the decode node's flags.
+fn fixture_over(setup: Setup) {
+    let bodies = requests(setup.model);
+    let expected = single_node(&setup, &[], &bodies);
+    assert_telling(&expected);
+    let cluster = Cluster::start(setup);
+    assert_parity(&cluster, &bodies, &expected);
+    assert_eq!(cluster.decode.metric("prefill_tokens_computed_total"), 0);
+    cluster.finish();
+}
+
+fn with(
+    (model, carrier): (Model, Carrier),
+    flags: &[&'static str],
+    prefill: &[&'static str],
+    decode: &[&'static str],
+) -> Setup {
+    let mut setup = Setup::new(model, carrier);
+    setup.flags.extend(flags);
+    setup.prefill_flags.extend(prefill);
+    setup.decode_flags.extend(decode);
+    setup
+}
+
+#[test]
+fn llama_with_f16_and_bf16_caches() {
+    for dtype in ["--kv-dtype=f16", "--kv-dtype=bf16"] {
+        for carrier in [Carrier::Shm, Carrier::Tcp4] {
+            fixture_over(with((Model::Llama, carrier), &[dtype], &[], &[]));
+        }
+    }
+}
+
+#[test]
+fn qwen3_with_f16_and_bf16_caches() {
+    for dtype in ["--kv-dtype=f16", "--kv-dtype=bf16"] {
+        for carrier in [Carrier::Shm, Carrier::Tcp4] {
+            fixture_over(with((Model::Qwen3, carrier), &[dtype], &[], &[]));
+        }
+    }
+}
+
+#[test]
+fn fault_b29_nodes_with_unequal_blocks() {
+    let small = ["--block-tokens=8"];
+    for carrier in [Carrier::Shm, Carrier::Tcp4] {
+        fixture_over(with((Model::Llama, carrier), &[], &["--block-tokens=16"], &small));
+        fixture_over(with((Model::Qwen3, carrier), &[], &small, &["--block-tokens=24"]));
+    }
+}
+
+#[test]
+fn fault_b29_nodes_with_unequal_layouts() {
+    let layer_major = ["--kv-layout=layer-major"];
+    for carrier in [Carrier::Shm, Carrier::Tcp4] {
+        fixture_over(with((Model::Llama, carrier), &[], &layer_major, &[]));
+        let decode = ["--kv-layout=layer-major", "--block-tokens=24"];
+        fixture_over(with((Model::Qwen3, carrier), &[], &[], &decode));
+    }
+}
