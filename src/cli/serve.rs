@@ -158,13 +158,14 @@ fn announce(role: &str, http: Option<SocketAddr>, serving: Option<&Address>) {
     println!("blockwire {role} ready{http}{serving}");
 }
 
-/// The model's name in requests, and the names that mean the same.
+/// The model's name in requests, and the names that mean the same: the file's, and the one that the
+/// checkpoint gives itself.
 fn names(args: &ServeArgs, files: &ModelFiles) -> (String, Vec<String>) {
-    let own = files.name().to_owned();
-    match &args.served_model_name {
-        Some(name) if *name != own => (name.clone(), vec![own]),
-        _ => (own, vec![]),
-    }
+    let id = args.served_model_name.as_deref().unwrap_or(files.id());
+    let mut aliases = vec![files.id().to_owned(), files.name().to_owned()];
+    aliases.dedup();
+    aliases.retain(|alias| alias != id);
+    (id.to_owned(), aliases)
 }
 
 /// Closes all connections in order; joins the driver's thread away from the async threads.
