@@ -150,7 +150,7 @@ fn fault_b07_callers_leave_at_every_moment() {
         for step in 0..30 {
             let prompt = Model::Llama.prompt(450, step);
             let body = completion(&prompt, 60);
-            let body = if step % 2 == 0 { streamed(body) } else { body };
+            let body = if step.is_multiple_of(2) { streamed(body) } else { body };
             let caller = Caller::ask(cluster.http(), &body);
             thread::sleep(Duration::from_millis(4 * step as u64));
             caller.leave();
@@ -221,7 +221,7 @@ fn fault_b15_pools_that_are_too_small_finish_everything() {
     let leaving: Vec<Caller> =
         bodies.iter().map(|body| Caller::ask(cluster.http(), body)).collect();
     for (number, caller) in leaving.into_iter().enumerate() {
-        if number % 2 == 0 { caller.leave() } else { drop(caller.rest()) }
+        if number.is_multiple_of(2) { caller.leave() } else { drop(caller.rest()) }
     }
     cluster.finish();
 }

@@ -25,8 +25,8 @@ const REQUESTS: usize = 50;
 
 fn body(number: usize) -> serde_json::Value {
     let body = completion(&Model::Llama.prompt(1 + number * 7 % 200, number), 24);
-    let body = if number % 3 == 0 { sampled(body, number as u64) } else { body };
-    if number % 2 == 0 { streamed(body) } else { body }
+    let body = if number.is_multiple_of(3) { sampled(body, number as u64) } else { body };
+    if number.is_multiple_of(2) { streamed(body) } else { body }
 }
 
 #[test]

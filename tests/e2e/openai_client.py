@@ -7,7 +7,8 @@ import sys
 
 import openai
 
-MODEL_ALIAS = "SmolLM2-135M-Instruct.Q4_1"
+# What the checkpoint calls itself; the file's name is the model's.
+MODEL_ALIAS = "Smollm2 135M 8k Lc100K Mix1 Ep2"
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 
 
@@ -15,6 +16,7 @@ def check_models(client):
     models = client.models.list().data
     assert len(models) == 1, models
     model = models[0]
+    assert model.id == "SmolLM2-135M-Instruct.Q4_1", model
     assert model.object == "model" and model.owned_by and model.created > 0, model
     assert client.models.retrieve(model.id).id == model.id
     return model.id

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Longest that a test may take, on a machine that does much else besides.
-const LIMIT: Duration = Duration::from_secs(400);
+const LIMIT: Duration = Duration::from_secs(600);
 /// From the death of a test's processes to its own end.
 const GRACE: Duration = Duration::from_secs(60);
 
