@@ -374,13 +374,13 @@ fn step(world: &mut World, kind: u8, number: u32, index: usize) {
         }
         1 | 2 => world.deliver(SENDER),
         3 | 4 => world.deliver(RECEIVER),
-        5 => world.complete(SENDER, index, index % 2 == 0),
-        6 => world.complete(RECEIVER, index, index % 2 == 0),
+        5 => world.complete(SENDER, index, index.is_multiple_of(2)),
+        6 => world.complete(RECEIVER, index, index.is_multiple_of(2)),
         7 if offered => world.accept(number),
         8 if offered => world.withdraw(number),
         9 if offered => world.abandon(number),
         10 if offered => world.commit(number),
-        11 if index % 16 == 0 && !world.dead => world.die(),
+        11 if index.is_multiple_of(16) && !world.dead => world.die(),
         _ => {}
     }
     world.settle();
