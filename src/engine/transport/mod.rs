@@ -15,6 +15,9 @@
 //! - Control frames arrive in order, whole, once.
 //! - A `Land` is posted before its tag is told to the peer. Payload for a tag that was posted and then
 //!   cancelled is read and dropped; for a tag that was never posted it is a violation.
+//! - A `Stream` has the length of its `Land`'s room. A longer one is a violation; a shorter one may be, or
+//!   leaves the `Land` waiting until it is cancelled.
+//! - A region's key works at the peer once a control frame that was submitted after `register` arrived.
 //! - A completed `Stream` means that the link needs its memory no more, not that the peer has it.
 //! - `Closed` comes last, after the completion of every operation.
 //!
@@ -44,13 +47,13 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// The scheme of its addresses: `mem`, `shm`, `tcp`.
     fn scheme(&self) -> &'static str;
 
-    /// Dials a peer. Runs on the driver's thread, inside a tokio runtime with I/O.
+    /// Dials a peer. Runs on the driver's thread, inside a tokio runtime with I/O and time.
     ///
     /// # Cancel safety
     /// Dropping the future leaves nothing behind.
     fn connect(&self, address: &Address) -> LocalFuture<Result<Box<dyn Link>, ConnectError>>;
 
-    /// Binds an address. Runs on the driver's thread, inside a tokio runtime with I/O.
+    /// Binds an address. Runs on the driver's thread, inside a tokio runtime with I/O and time.
     ///
     /// # Cancel safety
     /// Dropping the future leaves nothing behind.
