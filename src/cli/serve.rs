@@ -94,6 +94,11 @@ async fn worker(args: &ServeArgs, files: &ModelFiles, role: NodeRole, stop: Stop
     scheduler.drain();
     drop(node);
     shut_down(endpoint).await;
+    let end = scheduler.pool().accounting();
+    match end.total - end.free {
+        0 => tracing::info!(blocks = end.total, "stopped, all blocks are free"),
+        held => tracing::error!(held, ?end, "stopped, blocks are still held: please report this"),
+    }
     Ok(())
 }
 

@@ -1,14 +1,14 @@
 //! Nodes that belong together, and the accounts that must balance when their work is done.
 
-use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tempfile::TempDir;
 
+use crate::accounts::{Accounts, stop_all};
 use crate::client::{self, Completion, Failure};
 use crate::models::{Model, completion};
-use crate::node::{Node, Resources, wait_until};
+use crate::node::{Node, wait_until};
 use crate::watchdog::Watchdog;
 
 /// What carries the caches.
@@ -75,17 +75,9 @@ pub(crate) struct Cluster {
     pub(crate) decode: Node,
     pub(crate) setup: Setup,
     pub(crate) dir: TempDir,
-    start: Vec<Account>,
+    start: Accounts,
     _alone: Option<MutexGuard<'static, ()>>,
     _watchdog: Watchdog,
-}
-
-/// What a node has and holds while it is idle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Account {
-    /// Blocks of the pool: free, and in every other state.
-    blocks: Option<(u64, u64)>,
-    resources: Resources,
 }
 
 impl Cluster {
@@ -109,20 +101,18 @@ impl Cluster {
             decode,
             setup,
             dir,
-            start: vec![],
+            start: Accounts::default(),
             _alone: alone,
             _watchdog: watchdog,
         };
-        let threads = cluster.nodes().map(|node| node.resources().threads).collect::<Vec<_>>();
+        let threads = cluster.nodes().map(|node| (node.pid(), node.resources().threads));
+        let threads: Vec<_> = threads.collect();
         for _ in 0..2 * cluster.prefill.len() {
             cluster.wait_until_serving();
         }
-        wait_until("the warm-up is over", || cluster.is_idle());
-        cluster.start = cluster.nodes().map(account).collect();
+        cluster.restart_accounts();
         // A request may not leave a thread behind, not even the first one.
-        for (account, threads) in cluster.start.iter_mut().zip(threads) {
-            account.resources.threads = threads;
-        }
+        cluster.start.set_threads(threads);
         cluster
     }
 
@@ -149,27 +139,12 @@ impl Cluster {
 
     /// Waits until no node has a request, a block, a descriptor or a thread more than at the start.
     pub(crate) fn settle(&self) {
-        wait_until("the nodes are idle", || self.is_idle());
-        for (node, start) in self.nodes().zip(&self.start) {
-            let mut now = account(node);
-            let settled = |now: &Account| {
-                now.blocks == start.blocks
-                    && now.resources.descriptors <= start.resources.descriptors
-                    && now.resources.threads <= start.resources.threads
-            };
-            let what = || format!("{} has {now:?}, at the start {start:?}", node.role);
-            let text = what();
-            wait_until(&text, || {
-                now = account(node);
-                settled(&now)
-            });
-        }
+        self.start.settle(self.nodes());
     }
 
     /// Takes the accounts anew, after a node was replaced.
     pub(crate) fn restart_accounts(&mut self) {
-        wait_until("the nodes are idle", || self.is_idle());
-        self.start = self.nodes().map(account).collect();
+        self.start = Accounts::take(self.nodes());
     }
 
     /// Payload bytes that landed in blocks, and that were copied in user space, over all nodes.
@@ -184,14 +159,16 @@ impl Cluster {
         self.settle();
         self.check_copies();
         let Self { router, prefill, decode, dir, .. } = self;
-        let nodes = [router].into_iter().chain(prefill).chain([decode]);
-        for node in nodes {
-            let (role, pid) = (node.role.clone(), node.pid());
-            let status = node.stop();
-            assert!(status.success(), "{role} ended with {status}");
-            assert!(!fs::exists(format!("/proc/{pid}")).unwrap(), "{role} still runs");
-        }
-        assert_no_sockets(dir.path());
+        stop_all([router].into_iter().chain(prefill).chain([decode]), dir.path());
+    }
+
+    /// The same where the decode node was told to stop: it ends by itself, the others stay as they
+    /// were.
+    pub(crate) fn finish_without_decode(self) {
+        let Self { router, prefill, decode, dir, start, .. } = self;
+        decode.end();
+        start.settle([&router].into_iter().chain(&prefill));
+        stop_all([router].into_iter().chain(prefill), dir.path());
     }
 
     /// Measured copies are those that the carrier declares.
@@ -199,19 +176,6 @@ impl Cluster {
         let (landed, copied) = self.payload();
         assert!(landed > 0, "nothing was handed over");
         assert_eq!(copied, landed * self.setup.carrier.declared_copies(), "of {landed} bytes");
-    }
-
-    fn is_idle(&self) -> bool {
-        let busy = |node: &Node| {
-            ["num_requests_running", "num_requests_waiting"]
-                .iter()
-                .any(|name| node.metric(name) > 0)
-        };
-        // The scrape is no request of the API.
-        self.router.metric("http_requests_in_flight") == 0
-            && !busy(&self.decode)
-            && !self.prefill.iter().any(busy)
-            && self.nodes().all(|node| account(node).blocks.is_none_or(|(_, held)| held == 0))
     }
 }
 
@@ -241,20 +205,4 @@ pub(crate) fn alone(model: Model) -> Option<MutexGuard<'static, ()>> {
 /// A runtime directory of the test's own; its path is short enough for sockets.
 pub(crate) fn runtime_dir() -> TempDir {
     tempfile::Builder::new().prefix("bw-").tempdir_in("/tmp").unwrap()
-}
-
-/// No socket and no lock is left in a runtime directory.
-pub(crate) fn assert_no_sockets(dir: &Path) {
-    let Ok(left) = fs::read_dir(dir.join("blockwire")) else { return };
-    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
-    assert!(left.is_empty(), "left over: {left:?}");
-}
-
-fn account(node: &Node) -> Account {
-    let blocks = (node.role != "router").then(|| {
-        let states = ["reserved", "loaned", "quarantined", "sealed"];
-        let held = states.map(|state| node.metric(&format!("pool_blocks_{state}")));
-        (node.metric("pool_blocks_free"), held.iter().sum())
-    });
-    Account { blocks, resources: node.resources() }
 }

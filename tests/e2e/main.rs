@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
+mod accounts;
 mod bad_input;
 mod client;
 mod cluster;

@@ -132,12 +132,21 @@ impl Node {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Asks the node to stop, waits, and says how it ended.
-    pub(crate) fn stop(mut self) -> ExitStatus {
+    /// Asks the node to stop, and checks how it ends.
+    pub(crate) fn stop(self) {
         signal(self.pid(), Signal::TERM);
+        self.end();
+    }
+
+    /// Waits for the end of a node that was asked to stop: in order, with all its blocks free.
+    pub(crate) fn end(mut self) {
         let role = self.role.clone();
         wait_until(&format!("{role} stops"), || !self.is_running());
-        self.child.wait().unwrap()
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{role} ended with {status}");
+        let log = self.log();
+        let has_pool = role == "prefill" || role == "decode";
+        assert!(!has_pool || log.contains("all blocks are free"), "{role} kept blocks:\n{log}");
     }
 
     /// Ends the node as a crash does, and waits until it is gone.

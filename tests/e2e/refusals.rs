@@ -1,9 +1,8 @@
 //! Peers that do not fit: refused at the handshake, both sides named, and nothing else happens.
 
+use crate::accounts::{Accounts, stop_all};
 use crate::client;
-use crate::cluster::{
-    Carrier, Setup, assert_no_sockets, runtime_dir, start_decode, start_prefill, start_router,
-};
+use crate::cluster::{Carrier, Setup, runtime_dir, start_decode, start_prefill, start_router};
 use crate::models::{Model, completion};
 use crate::node::{Node, wait_until};
 use crate::start_up::{change_weights, copy_llama};
@@ -23,6 +22,8 @@ fn assert_misfit(prefill: &Setup, decode: &Setup, needles: &[&str]) {
             |log: &str| log.lines().any(|line| needles.iter().all(|needle| line.contains(needle)));
         wait_until(&format!("{} names {needles:?}", node.role), || said(&node.log()));
     }
+    let nodes = [&decode_node, &prefill_node, &router];
+    let accounts = Accounts::take(nodes.into_iter());
     for _ in 0..3 {
         let refused = client::ask(router.http(), &completion(&[5, 6, 7], 4)).unwrap_err();
         assert_eq!(refused.status, 503, "{refused:?}");
@@ -32,12 +33,8 @@ fn assert_misfit(prefill: &Setup, decode: &Setup, needles: &[&str]) {
         assert!(node.is_running(), "{} ended", node.role);
         assert!(!node.log().contains("panicked"), "{}", node.log());
     }
-    for node in [&prefill_node, &decode_node] {
-        assert_eq!(node.metric("num_requests_running"), 0);
-    }
-    let stopped = [router, prefill_node, decode_node].map(Node::stop);
-    assert!(stopped.iter().all(std::process::ExitStatus::success), "{stopped:?}");
-    assert_no_sockets(dir.path());
+    accounts.settle([&prefill_node, &decode_node, &router].into_iter());
+    stop_all([router, prefill_node, decode_node], dir.path());
 }
 
 fn with(model: Model, carrier: Carrier, flag: &'static str) -> Setup {
@@ -84,6 +81,7 @@ fn another_checkpoint_of_the_same_shape_is_refused() {
         };
         wait_until(&format!("{} names both models", node.role), || said(&node.log()));
     }
+    let accounts = Accounts::take([&prefill, &decode, &router].into_iter());
     let refused = client::ask(router.http(), &completion(&[5, 6, 7], 4)).unwrap_err();
     assert_eq!(refused.status, 503, "{refused:?}");
     let (status, reason) = client::get(&format!("{}/ready", router.http()));
@@ -91,6 +89,6 @@ fn another_checkpoint_of_the_same_shape_is_refused() {
     assert!(reason.contains("no prefill node"), "{reason}");
     assert!(decode.is_running() && prefill.is_running());
     // A right node at another address is all it takes: see `faults`.
-    let stopped = [router, prefill, decode].map(Node::stop);
-    assert!(stopped.iter().all(std::process::ExitStatus::success), "{stopped:?}");
+    accounts.settle([&prefill, &decode, &router].into_iter());
+    stop_all([router, prefill, decode], dir.path());
 }

@@ -4,15 +4,13 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use blockwire::clock;
 use blockwire_runtime::chat::{ChatError, Message};
 
 use super::FrontState;
-use super::answer::Answer;
-use super::body::JsonBody;
+use super::asked::Asked;
 use super::error::ApiError;
 use super::openai::{ChatBody, ChatMessage, Content};
-use super::plan::{DefaultBudget, Fields};
+use super::plan::DefaultBudget;
 use super::shape::Shape;
 
 /// Most alternatives a token, as OpenAI.
@@ -23,32 +21,10 @@ pub(super) async fn chat_completions(
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Result<Response, ApiError> {
-    let begun = clock::now();
-    let in_flight = state.metrics().in_flight();
-    let body = JsonBody::new(&headers, bytes)?;
-    let common = body.common()?;
-    let chat: ChatBody = body.read()?;
-    let model = state.model(common.model.as_deref())?;
-    let fields = Fields::check(&common)?;
+    let (asked, chat) = Asked::read::<ChatBody>(&state, &headers, bytes)?;
     let logprobs = logprobs(&chat)?;
-    let prompt = prompt(&state, chat).await?;
-    let prompts = vec![prompt];
-    let timeout = state.request_timeout();
-    let plans = fields.choices(&prompts, &model, logprobs, DefaultBudget::Rest, timeout)?;
-    let answer = Answer {
-        shape: Shape::Chat,
-        state,
-        model: model.id,
-        prompts,
-        stops: fields.stops,
-        stream: fields.stream,
-        include_usage: fields.include_usage,
-        return_token_ids: fields.return_token_ids,
-        logprobs: logprobs.is_some(),
-        begun,
-        _in_flight: in_flight,
-    };
-    answer.respond(plans).await
+    let prompts = vec![prompt(&state, chat).await?];
+    asked.answer(state, Shape::Chat, prompts, logprobs, DefaultBudget::Rest).await
 }
 
 fn logprobs(chat: &ChatBody) -> Result<Option<u8>, ApiError> {

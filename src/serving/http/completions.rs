@@ -4,14 +4,12 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use blockwire::clock;
 
 use super::FrontState;
-use super::answer::Answer;
-use super::body::JsonBody;
+use super::asked::Asked;
 use super::error::ApiError;
 use super::openai::{CompletionBody, Prompt};
-use super::plan::{DefaultBudget, Fields};
+use super::plan::DefaultBudget;
 use super::shape::Shape;
 
 /// Tokens generated when the caller names no number, as OpenAI.
@@ -26,32 +24,11 @@ pub(super) async fn completions(
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Result<Response, ApiError> {
-    let begun = clock::now();
-    let in_flight = state.metrics().in_flight();
-    let body = JsonBody::new(&headers, bytes)?;
-    let common = body.common()?;
-    let completion: CompletionBody = body.read()?;
-    let model = state.model(common.model.as_deref())?;
-    let fields = Fields::check(&common)?;
+    let (asked, completion) = Asked::read::<CompletionBody>(&state, &headers, bytes)?;
     let logprobs = logprobs(completion.logprobs)?;
-    let prompts = prompts(&state, completion.prompt, model.vocab).await?;
-    let timeout = state.request_timeout();
+    let prompts = prompts(&state, completion.prompt, asked.model.vocab).await?;
     let default = DefaultBudget::Tokens(MAX_TOKENS_DEFAULT);
-    let plans = fields.choices(&prompts, &model, logprobs, default, timeout)?;
-    let answer = Answer {
-        shape: Shape::Completion,
-        state,
-        model: model.id,
-        prompts,
-        stops: fields.stops,
-        stream: fields.stream,
-        include_usage: fields.include_usage,
-        return_token_ids: fields.return_token_ids,
-        logprobs: logprobs.is_some(),
-        begun,
-        _in_flight: in_flight,
-    };
-    answer.respond(plans).await
+    asked.answer(state, Shape::Completion, prompts, logprobs, default).await
 }
 
 fn logprobs(wanted: Option<i64>) -> Result<Option<u8>, ApiError> {

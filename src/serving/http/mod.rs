@@ -9,6 +9,7 @@
 //! answer, and with it every generation.
 
 mod answer;
+mod asked;
 mod body;
 mod chat;
 mod choice;

@@ -1,12 +1,13 @@
-//! `GET /v1/models`, `/v1/models/{id}`, `/health`, `/ready`, `/metrics`.
+//! `GET /v1/models`, `/v1/models/{id}`, `/ready`, `/metrics`.
 
 use axum::extract::{Path, State};
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::FrontState;
 use super::error::ApiError;
+use super::node;
 use crate::backend::{ModelCard, Readiness};
 
 pub(super) async fn models(State(state): State<FrontState>) -> Response {
@@ -28,11 +29,6 @@ fn card(model: &ModelCard) -> Value {
     })
 }
 
-/// The process answers: that is all.
-pub(super) async fn health() -> StatusCode {
-    StatusCode::OK
-}
-
 pub(super) async fn ready(State(state): State<FrontState>) -> Response {
     match state.backend().readiness() {
         Readiness::Ready => axum::Json(json!({"ready": true})).into_response(),
@@ -44,6 +40,5 @@ pub(super) async fn ready(State(state): State<FrontState>) -> Response {
 }
 
 pub(super) async fn metrics(State(state): State<FrontState>) -> Response {
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], state.metrics().render()).into_response()
+    node::render(state.metrics())
 }

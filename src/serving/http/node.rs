@@ -1,9 +1,11 @@
-//! What a prefill or decode node shows over HTTP: that it lives, and its metrics. No requests.
+//! What every node shows over HTTP: that it lives, and its metrics. A prefill or decode node shows
+//! nothing else: requests go to the router.
 
 use axum::Router;
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use crate::metrics::Metrics;
@@ -13,12 +15,15 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 /// `/health` and `/metrics` of a node.
 pub fn node_app(metrics: Metrics) -> Router {
-    Router::new()
-        .route("/health", get(async || "ok\n"))
-        .route("/metrics", get(show))
-        .with_state(metrics)
+    let show = async |State(metrics): State<Metrics>| render(&metrics);
+    Router::new().route("/health", get(health)).route("/metrics", get(show)).with_state(metrics)
 }
 
-async fn show(State(metrics): State<Metrics>) -> impl IntoResponse {
-    ([(CONTENT_TYPE, OPEN_METRICS)], metrics.render())
+/// The process answers: that is all.
+pub(super) async fn health() -> StatusCode {
+    StatusCode::OK
+}
+
+pub(super) fn render(metrics: &Metrics) -> Response {
+    ([(CONTENT_TYPE, OPEN_METRICS)], metrics.render()).into_response()
 }

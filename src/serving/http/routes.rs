@@ -14,7 +14,7 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use super::error::ApiError;
-use super::{FrontState, chat, completions, models};
+use super::{FrontState, chat, completions, models, node};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest request id taken from a caller.
@@ -30,7 +30,7 @@ pub fn app(state: FrontState) -> Router {
         .route_layer(middleware::from_fn_with_state(state.clone(), check_key));
     Router::new()
         .merge(keyed)
-        .route("/health", get(models::health))
+        .route("/health", get(node::health))
         .route("/ready", get(models::ready))
         .route("/metrics", get(models::metrics))
         .fallback(unknown_path)
