@@ -1,4 +1,4 @@
-//! What does a handoff cost from offer to commit, over each transport, against one memcpy of as many
+//! What does a handoff that moves its payload cost from offer to commit, over each transport, against one memcpy of as many
 //! bytes between two pools in one thread?
 //!
 //! `cargo bench -p blockwire-benches --bench handoff`
@@ -11,7 +11,7 @@ use blockwire::endpoint::{Connection, Endpoint, EndpointOptions, Event, Listenin
 use blockwire::handoff::{
     SequenceHandoff, SequenceState, extract_sequence_handoff, send_handoff_payload,
 };
-use blockwire::ingest::ingest_sequence_handoff;
+use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
 use blockwire::session::{HandoffKey, Identity};
 use blockwire::transport::{Address, Transport};
@@ -59,10 +59,11 @@ async fn pair(transport: Arc<dyn Transport>, bind: &str) -> Pair {
     let (connection, _) = prefill.endpoint.connect(&address).await.expect("a peer");
     let (arrived, mut events) = listening.accept().await.expect("a peer");
     let pool = decode.pool;
+    let copying = IngestOptions { tokens_max: 1 << 20, growth: 0, adopt: false };
     tokio::spawn(async move {
         let _arrived = arrived;
         while let Some(Event::Handoff(incoming)) = events.next().await {
-            drop(ingest_sequence_handoff(incoming, &pool, 1 << 20, 0).await);
+            drop(ingest_sequence_handoff(incoming, &pool, copying).await);
         }
     });
     Pair { prefill, _decode: decode.endpoint, connection, _listening: listening }

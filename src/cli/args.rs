@@ -150,6 +150,10 @@ pub(crate) struct ServeArgs {
     /// Decode nodes (router, prefill).
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     pub(crate) decode_peers: Vec<Address>,
+    /// Copy every cache into the own pool (decode), also where the prefill node's memory can be read in
+    /// place.
+    #[arg(long)]
+    pub(crate) no_adopt: bool,
     /// What to do when the role lacks an address.
     #[arg(long, value_enum, default_value = "none")]
     pub(crate) fallback: Fallback,

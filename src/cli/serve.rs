@@ -15,7 +15,7 @@ use blockwire_serving::http::{self, FrontOptions, FrontState};
 use blockwire_serving::metrics::Metrics;
 use blockwire_serving::protocol::NodeRole;
 use blockwire_serving::router::RequestRouter;
-use blockwire_serving::scheduler::LocalBackend;
+use blockwire_serving::scheduler::{BatchScheduler, LocalBackend};
 use tokio::net::TcpListener;
 
 use crate::args::{Fallback, Role, ServeArgs};
@@ -69,6 +69,7 @@ async fn single(args: &ServeArgs, files: &ModelFiles, stop: Stop) -> Result<()> 
     let backend = Arc::new(LocalBackend::new(scheduler.clone(), &id, aliases));
     front(args, files, backend, metrics, stop).await?;
     scheduler.drain();
+    say_goodbye(&scheduler);
     Ok(())
 }
 
@@ -84,6 +85,7 @@ async fn worker(args: &ServeArgs, files: &ModelFiles, role: NodeRole, stop: Stop
     let local = listening.local_address().clone();
     announce(role.as_str(), http, Some(&local));
     let node = ServingCoordinator::new(endpoint.clone(), scheduler.clone(), handoffs);
+    let node = if args.no_adopt { node.without_adoption() } else { node };
     match role {
         NodeRole::Prefill => {
             let peers = args.decode_peers.clone();
@@ -94,12 +96,17 @@ async fn worker(args: &ServeArgs, files: &ModelFiles, role: NodeRole, stop: Stop
     scheduler.drain();
     drop(node);
     shut_down(endpoint).await;
+    say_goodbye(&scheduler);
+    Ok(())
+}
+
+/// The last line of a node with a pool: whether it kept its books.
+fn say_goodbye(scheduler: &BatchScheduler) {
     let end = scheduler.pool().accounting();
     match end.total - end.free {
         0 => tracing::info!(blocks = end.total, "stopped, all blocks are free"),
         held => tracing::error!(held, ?end, "stopped, blocks are still held: please report this"),
     }
-    Ok(())
 }
 
 async fn router(args: &ServeArgs, files: &ModelFiles, stop: Stop) -> Result<()> {

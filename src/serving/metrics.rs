@@ -202,6 +202,9 @@ impl Collector for PoolCollector {
             let name = format!("blockwire:pool_blocks_{state}");
             gauge(&mut encoder, &name, "Blocks of the pool in this state", &self.name, blocks)?;
         }
+        let (name, lent) = ("blockwire:pool_blocks_lent", self.pool.lent_blocks());
+        let help = "Sealed blocks of the pool that peers read in place";
+        gauge(&mut encoder, name, help, &self.name, lent)?;
         let used = 1.0 - now.free as f64 / now.total.max(1) as f64;
         let gauge = ConstGauge::new(used);
         let help = "Share of the pool in use, 0 to 1";

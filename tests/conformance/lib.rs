@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "all of this crate is tests")]
 
+pub mod adopt;
 pub mod cancel;
 pub mod connect;
 pub mod control;
@@ -92,6 +93,7 @@ macro_rules! conformance_suite {
             get::a_bad_region_key_is_an_error
             get::bad_extents_are_an_error
             get::regions_are_told_apart
+            adopt::a_peers_memory_is_read_in_place
             cancel::a_land_is_cancelled_at_every_step
             cancel::a_stream_is_cancelled_at_every_step
             cancel::a_get_is_cancelled_at_every_step

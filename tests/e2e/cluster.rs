@@ -147,6 +147,24 @@ impl Cluster {
         self.start = Accounts::take(self.nodes());
     }
 
+    /// Starts a prefill node in the place of the first one, which is dead.
+    pub(crate) fn restart_prefill(&mut self) {
+        let address = self.prefill[0].serving().to_owned();
+        let decode = self.decode.serving();
+        self.prefill[0] = start_prefill(&self.setup, self.dir.path(), &address, decode);
+        self.wait_until_serving();
+    }
+
+    /// Tells the first prefill node to stop, and starts another in its place.
+    pub(crate) fn replace_prefill(&mut self) {
+        let address = self.prefill[0].serving().to_owned();
+        self.prefill.remove(0).stop();
+        let decode = self.decode.serving();
+        let started = start_prefill(&self.setup, self.dir.path(), &address, decode);
+        self.prefill.insert(0, started);
+        self.wait_until_serving();
+    }
+
     /// Payload bytes that landed in blocks, and that were copied in user space, over all nodes.
     pub(crate) fn payload(&self) -> (u64, u64) {
         let nodes = || self.prefill.iter().chain([&self.decode]);
@@ -171,10 +189,15 @@ impl Cluster {
         stop_all([router].into_iter().chain(prefill), dir.path());
     }
 
-    /// Measured copies are those that the carrier declares.
+    /// Measured copies are those that the carrier declares, of what was moved.
     fn check_copies(&self) {
         let (landed, copied) = self.payload();
-        assert!(landed > 0, "nothing was handed over");
+        let adopted = self.decode.metric("handoff_adopted_bytes_total");
+        assert!(landed + adopted > 0, "nothing was handed over");
+        let adopts = self.setup.carrier == Carrier::Shm
+            && self.setup.prefill_flags.is_empty()
+            && self.setup.decode_flags.is_empty();
+        assert!(!adopts || adopted > 0, "nothing was adopted");
         assert_eq!(copied, landed * self.setup.carrier.declared_copies(), "of {landed} bytes");
     }
 }
@@ -198,7 +221,7 @@ pub(crate) fn start_router(setup: &Setup, dir: &Path, prefill: &[&str], decode: 
 /// The right to run a large model: several at once would only be slower.
 pub(crate) fn alone(model: Model) -> Option<MutexGuard<'static, ()>> {
     static ALONE: Mutex<()> = Mutex::new(());
-    let large = model == Model::SmolLm2;
+    let large = matches!(model, Model::SmolLm2 | Model::Wide);
     large.then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 

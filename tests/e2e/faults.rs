@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::client::{Caller, Completion, ask};
-use crate::cluster::{Carrier, Cluster, Setup, start_decode, start_prefill};
+use crate::cluster::{Carrier, Cluster, Setup, start_decode};
 use crate::models::{Model, completion, streamed};
 use crate::node::{Node, wait_until};
 
@@ -94,15 +94,11 @@ fn prefill_dies_while_it_computes(carrier: Carrier) {
         move || ask(&http, &many_prompts())
     });
     wait_until_running(&cluster.prefill[0], 1);
-    let address = cluster.prefill[0].serving().to_owned();
     cluster.prefill[0].crash();
     let failed = asked.join().unwrap().expect_err("the caller is told");
     assert_eq!((failed.status, &failed.body["error"]["code"]), (502, &json!("node_failed")));
     assert_blocks_return(&cluster.decode, free);
-    let (setup, dir) = (cluster.setup.clone(), cluster.dir.path().to_owned());
-    let decode = cluster.decode.serving().to_owned();
-    cluster.prefill[0] = start_prefill(&setup, &dir, &address, &decode);
-    cluster.wait_until_serving();
+    cluster.restart_prefill();
     assert_eq!(short(&cluster), before, "the new node computes the same");
     cluster.restart_accounts();
     assert_eq!(short(&cluster).tokens, before.tokens);

@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
 mod accounts;
+mod adopted;
 mod bad_input;
 mod client;
 mod cluster;
@@ -21,3 +22,4 @@ mod parity;
 mod refusals;
 mod start_up;
 mod watchdog;
+mod wide;

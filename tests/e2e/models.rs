@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 use blockwire_runtime::files::ModelFiles;
 use serde_json::{Value, json};
 
+use crate::wide;
+
 /// Text from which prompts are cut.
 const TEXT: &str = include_str!("../../src/engine/manual/wire.md");
 
@@ -19,6 +21,8 @@ pub(crate) enum Model {
     Llama,
     /// A tiny qwen3: token ids only, context 512.
     Qwen3,
+    /// A llama with a large cache: token ids only, context 1024.
+    Wide,
 }
 
 impl Model {
@@ -31,6 +35,7 @@ impl Model {
             Self::SmolLm2 => smollm2(),
             Self::Llama => fixture("llama"),
             Self::Qwen3 => fixture("qwen3"),
+            Self::Wide => wide::path(),
         }
     }
 

@@ -28,7 +28,7 @@ fn requests(model: Model) -> Vec<Value> {
 }
 
 /// What one process answers to `bodies`.
-fn single_node(setup: &Setup, flags: &[&str], bodies: &[Value]) -> Vec<Completion> {
+pub(crate) fn single_node(setup: &Setup, flags: &[&str], bodies: &[Value]) -> Vec<Completion> {
     let _alone = alone(setup.model);
     let _watchdog = Watchdog::start();
     let dir = runtime_dir();

@@ -22,6 +22,7 @@ fn assert_misfit(prefill: &Setup, decode: &Setup, needles: &[&str]) {
             |log: &str| log.lines().any(|line| needles.iter().all(|needle| line.contains(needle)));
         wait_until(&format!("{} names {needles:?}", node.role), || said(&node.log()));
     }
+    wait_until_met(&router);
     let nodes = [&decode_node, &prefill_node, &router];
     let accounts = Accounts::take(nodes.into_iter());
     for _ in 0..3 {
@@ -35,6 +36,13 @@ fn assert_misfit(prefill: &Setup, decode: &Setup, needles: &[&str]) {
     }
     accounts.settle([&prefill_node, &decode_node, &router].into_iter());
     stop_all([router, prefill_node, decode_node], dir.path());
+}
+
+/// Waits until the router has a connection to each of two nodes, or was refused.
+fn wait_until_met(router: &Node) {
+    let lines = ["INFO connected address", "WARN no connection yet"];
+    let met = |log: &str| lines.iter().map(|line| log.matches(line).count()).sum::<usize>();
+    wait_until("the router met both nodes", || met(&router.log()) >= 2);
 }
 
 fn with(model: Model, carrier: Carrier, flag: &'static str) -> Setup {
@@ -81,6 +89,7 @@ fn another_checkpoint_of_the_same_shape_is_refused() {
         };
         wait_until(&format!("{} names both models", node.role), || said(&node.log()));
     }
+    wait_until_met(&router);
     let accounts = Accounts::take([&prefill, &decode, &router].into_iter());
     let refused = client::ask(router.http(), &completion(&[5, 6, 7], 4)).unwrap_err();
     assert_eq!(refused.status, 503, "{refused:?}");

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-use blockwire::pool::{Region, TransferStats};
+use blockwire::pool::{PeerMemory, Region, TransferStats};
 use blockwire::transport::{
     Capabilities, Link, LinkEvent, Op, OpError, OpId, Refused, RegionKey, RegisterError,
 };
@@ -47,7 +47,7 @@ impl MemLink {
 
 impl Link for MemLink {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { stream: true, get: false, copies_per_byte: 1, same_host: true }
+        Capabilities { stream: true, get: false, adopt: false, copies_per_byte: 1, same_host: true }
     }
 
     fn stats(&self) -> &Arc<TransferStats> {
@@ -60,6 +60,10 @@ impl Link for MemLink {
 
     fn register(&mut self, _region: &Arc<Region>) -> Result<RegionKey, RegisterError> {
         Err(RegisterError::Unsupported)
+    }
+
+    fn peer_memory(&mut self, _key: RegionKey) -> Option<Arc<dyn PeerMemory>> {
+        None
     }
 
     fn submit(&mut self, op: Op) -> Result<OpId, Refused> {

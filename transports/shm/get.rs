@@ -6,9 +6,12 @@
 //! - G2: every extent of a [`Get`] lies inside its region, checked before the operation is accepted.
 
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
+use std::ptr::NonNull;
+use std::sync::Arc;
 
-use blockwire::pool::{Cursor, Digest, Extent, ScatterList, TransferStats, copy_payload_from_peer};
+use blockwire::pool::{
+    Cursor, Digest, Extent, PeerMemory, ScatterList, TransferStats, copy_payload_from_peer,
+};
 use blockwire::transport::{OpError, OpId, Violation};
 use memmap2::MmapRaw;
 
@@ -39,11 +42,22 @@ impl RemoteRegion {
     }
 }
 
+// SAFETY: G1.
+unsafe impl PeerMemory for RemoteRegion {
+    fn base(&self) -> NonNull<u8> {
+        NonNull::new(self.map.as_mut_ptr()).expect("a mapping is never at address zero")
+    }
+
+    fn len(&self) -> usize {
+        self.map.len()
+    }
+}
+
 /// A pull in progress.
 #[derive(Debug)]
 pub(crate) struct Get {
     pub(crate) op: OpId,
-    region: Rc<RemoteRegion>,
+    region: Arc<RemoteRegion>,
     extents: Vec<Extent>,
     room: ScatterList,
     from: Cursor,
@@ -67,7 +81,7 @@ impl Get {
     /// A pull that passed [`check`](Self::check).
     pub(crate) fn new(
         op: OpId,
-        region: Rc<RemoteRegion>,
+        region: Arc<RemoteRegion>,
         mut extents: Vec<Extent>,
         room: ScatterList,
     ) -> Self {

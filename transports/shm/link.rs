@@ -3,11 +3,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
-use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use blockwire::pool::{Extent, Region, ScatterList, TransferStats};
+use blockwire::pool::{Extent, PeerMemory, Region, ScatterList, TransferStats};
 use blockwire::transport::{
     Capabilities, CloseReason, Completion, Link, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
     RegionKey, RegisterError, Violation,
@@ -28,9 +27,9 @@ const LIFELINE_POLLS: u32 = 64;
 /// More than a full socket holds, so that a peer which rings without end does not hold a poll.
 const LIFELINE_READS_MAX: usize = 4096;
 
-/// What a shared-memory link can do: no payload crosses the ring, it is pulled.
+/// What a shared-memory link can do: no payload crosses the ring, it is pulled or stays where it is.
 const CAPABILITIES: Capabilities =
-    Capabilities { stream: false, get: true, copies_per_byte: 1, same_host: true };
+    Capabilities { stream: false, get: true, adopt: true, copies_per_byte: 1, same_host: true };
 
 #[derive(Debug)]
 enum State {
@@ -50,7 +49,7 @@ pub(crate) struct ShmLink {
     receiver: Receiver,
     gets: VecDeque<Get>,
     /// The peer's regions.
-    remote: HashMap<RegionKey, Rc<RemoteRegion>>,
+    remote: HashMap<RegionKey, Arc<RemoteRegion>>,
     /// This side's regions; a key is an index.
     registered: Vec<Weak<Region>>,
     /// What happened outside of a poll.
@@ -137,7 +136,7 @@ impl ShmLink {
 
     /// A region of the peer. Its announcement came before the frame that named it, so it is in the
     /// socket at the latest.
-    fn remote_region(&mut self, key: RegionKey) -> Option<Rc<RemoteRegion>> {
+    fn remote_region(&mut self, key: RegionKey) -> Option<Arc<RemoteRegion>> {
         if !self.remote.contains_key(&key)
             && let Err(reason) = self.read_lifeline()
         {
@@ -174,7 +173,7 @@ impl ShmLink {
                 MapError::Violation(violation) => violation.into(),
                 MapError::System(error) => CloseReason::Lost(Arc::new(error)),
             })?;
-            if self.remote.insert(key, Rc::new(region)).is_some() {
+            if self.remote.insert(key, Arc::new(region)).is_some() {
                 return Err(Violation::SharedMemory("a region key was used twice").into());
             }
         }
@@ -321,6 +320,10 @@ impl Link for ShmLink {
         self.registered.push(Arc::downgrade(region));
         self.lifeline.announce(key, region);
         Ok(key)
+    }
+
+    fn peer_memory(&mut self, key: RegionKey) -> Option<Arc<dyn PeerMemory>> {
+        self.remote_region(key).map(|region| region as Arc<dyn PeerMemory>)
     }
 
     fn submit(&mut self, op: Op) -> Result<OpId, Refused> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use blockwire::pool::{Region, TransferStats};
+use blockwire::pool::{PeerMemory, Region, TransferStats};
 use blockwire::transport::{
     Capabilities, CloseReason, Link, LinkEvent, Op, OpError, OpId, Refused, RegionKey,
     RegisterError,
@@ -207,7 +207,13 @@ impl TcpLink {
 
 impl Link for TcpLink {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { stream: true, get: false, copies_per_byte: 0, same_host: self.same_host }
+        Capabilities {
+            stream: true,
+            get: false,
+            adopt: false,
+            copies_per_byte: 0,
+            same_host: self.same_host,
+        }
     }
 
     fn stats(&self) -> &Arc<TransferStats> {
@@ -220,6 +226,10 @@ impl Link for TcpLink {
 
     fn register(&mut self, _region: &Arc<Region>) -> Result<RegionKey, RegisterError> {
         Err(RegisterError::Unsupported)
+    }
+
+    fn peer_memory(&mut self, _key: RegionKey) -> Option<Arc<dyn PeerMemory>> {
+        None
     }
 
     fn submit(&mut self, op: Op) -> Result<OpId, Refused> {

@@ -113,14 +113,14 @@ struct Report {
     first_token: Duration,
     total: Duration,
     payload: f64,
+    adopted: f64,
     handoff: Duration,
-    copies: f64,
+    copied: f64,
 }
 
 impl Report {
     fn read(nodes: &Nodes, answer: &Answer) -> Result<Self> {
         let (prefill, decode) = (nodes.prefill.http()?, nodes.decode.http()?);
-        let landed = metric(decode, "blockwire:payload_landed_bytes_total")?;
         let copied = metric(decode, "blockwire:payload_copied_bytes_total")?
             + metric(prefill, "blockwire:payload_copied_bytes_total")?;
         Ok(Self {
@@ -128,8 +128,9 @@ impl Report {
             first_token: answer.first_token,
             total: answer.total,
             payload: metric(prefill, "blockwire:handoff_sent_bytes_total")?,
+            adopted: metric(decode, "blockwire:handoff_adopted_bytes_total")?,
             handoff: Duration::from_secs_f64(metric(prefill, "blockwire:handoff_seconds_sum")?),
-            copies: if landed > 0.0 { copied / landed } else { 0.0 },
+            copied,
         })
     }
 
@@ -138,9 +139,17 @@ impl Report {
         let rate = self.tokens.saturating_sub(1) as f64 / seconds.max(1e-9);
         println!("\ntokens     {} ({rate:.0} tok/s after the first)", self.tokens);
         println!("first      {:.1} ms to the first token", self.first_token.as_secs_f64() * 1e3);
-        println!("KV         {:.2} MiB handed over", self.payload / f64::from(1 << 20));
+        let mib = |bytes: f64| bytes / f64::from(1 << 20);
+        let moved = self.payload - self.adopted;
+        println!("KV         {:.2} MiB handed over", mib(self.payload));
+        println!(
+            "adopted    {:.2} MiB read in place, {:.2} MiB moved",
+            mib(self.adopted),
+            mib(moved)
+        );
         println!("handoff    {:.2} ms from offer to commit", self.handoff.as_secs_f64() * 1e3);
-        println!("copies     {:.2} per payload byte in user space", self.copies);
+        let copies = self.copied / self.payload.max(1.0);
+        println!("copies     {copies:.2} per byte of KV in user space");
     }
 }
 

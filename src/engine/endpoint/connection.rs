@@ -39,6 +39,8 @@ pub(super) enum Request {
     Decline(HandoffKey, crate::session::DeclineCode, String),
     Abandon(HandoffKey),
     Commit(HandoffKey, oneshot::Sender<bool>),
+    Release(HandoffKey),
+    RecallAll,
     Message(PeerMessage, oneshot::Sender<Result<(), BodyError>>),
     Close(String),
 }
@@ -56,6 +58,8 @@ pub struct ConnectionStats {
     pub late_frames: u64,
     /// Withdrawn offers whose blocks a peer may still read.
     pub offers_in_quarantine: u64,
+    /// Blocks of this side's pool that the peer reads in place.
+    pub blocks_lent: u64,
 }
 
 impl Connection {
@@ -87,6 +91,7 @@ impl Connection {
             payload_copied: self.0.traffic.copied(),
             late_frames: counters.late_frames,
             offers_in_quarantine: counters.offers_in_quarantine,
+            blocks_lent: counters.blocks_lent,
         }
     }
 
@@ -124,6 +129,11 @@ impl Connection {
     pub fn post(&self, request: Uuid, epoch: u32, kind: u32, body: Bytes) {
         let (reply, _) = oneshot::channel();
         self.request(Request::Message(PeerMessage { request, epoch, kind, body }, reply));
+    }
+
+    /// Asks the peer for all blocks that it reads in place: it copies them, and lets go.
+    pub fn recall_all(&self) {
+        self.request(Request::RecallAll);
     }
 
     /// Closes in order: the peer reads `reason`.

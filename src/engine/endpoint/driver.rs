@@ -12,11 +12,13 @@ use tokio::task::JoinSet;
 
 use super::backlog::Backlog;
 use super::connection::{Connection, Event, Events, Request, Shared};
-use super::handles::{Acceptance, IncomingHandoff};
+use super::handles::{Acceptance, How, IncomingHandoff};
 use super::{ConnectionError, EndpointOptions, Listening, ListeningError};
 use crate::clock;
-use crate::pool::ReservedBlock;
-use crate::session::{Action, HandoffKey, LandError, Notice, OfferError, Session, SessionEnd};
+use crate::pool::{BlockPool, Pressure};
+use crate::session::{
+    Action, HandoffKey, LandError, Landed, Notice, OfferError, PoolAccess, Session, SessionEnd,
+};
 use crate::transport::{Address, Link, LinkEvent, Listener, Transport};
 
 /// Requests and link polls a turn, so that no connection starves the thread's others.
@@ -172,7 +174,8 @@ struct Task {
     timer: Pin<Box<tokio::time::Sleep>>,
     grace: Option<Pin<Box<tokio::time::Sleep>>>,
     offers: HashMap<HandoffKey, oneshot::Sender<Result<(), OfferError>>>,
-    landings: HashMap<HandoffKey, oneshot::Sender<Result<Vec<ReservedBlock>, LandError>>>,
+    landings: HashMap<HandoffKey, oneshot::Sender<Result<Landed, LandError>>>,
+    pressure: Option<Pressure>,
     shared: std::sync::Weak<Shared>,
     link_events: Vec<LinkEvent>,
 }
@@ -184,13 +187,15 @@ impl Task {
         mut stopped: watch::Receiver<bool>,
     ) -> Self {
         let capabilities = link.capabilities();
-        let region = options.pool.as_ref().filter(|_| capabilities.get).and_then(|pool| {
+        let access = options.pool.as_ref().filter(|_| capabilities.get).and_then(|pool| {
             let registered = link.register(pool.region());
-            registered.map_err(|error| tracing::warn!(%error, "the pool is out of reach")).ok()
+            let registered =
+                registered.map_err(|error| tracing::warn!(%error, "the pool is out of reach")).ok();
+            registered.map(|region| PoolAccess { region, shape: pool.shape().clone() })
         });
         let now = clock::now();
         let (identity, timing) = (options.identity.clone(), options.timing);
-        let session = Session::new(identity, capabilities, region, timing, now);
+        let session = Session::new(identity, capabilities, access, timing, now);
         let (requests_in, requests) = mpsc::unbounded_channel();
         let stopped = async move {
             let _ = stopped.wait_for(|stop| *stop).await;
@@ -209,6 +214,7 @@ impl Task {
             grace: None,
             offers: HashMap::new(),
             landings: HashMap::new(),
+            pressure: options.pool.as_ref().map(BlockPool::pressure),
             shared: std::sync::Weak::new(),
             link_events: Vec::new(),
         }
@@ -242,6 +248,7 @@ impl Task {
             self.session.close("shutting down");
         }
         more |= self.session.work();
+        self.recall(cx);
         self.act();
         if self.backlog.poll_room(cx).is_ready() || self.session.end().is_some() {
             let mut events = std::mem::take(&mut self.link_events);
@@ -268,6 +275,14 @@ impl Task {
         if more { Progress::More } else { Progress::Waiting }
     }
 
+    /// Asks the peer for blocks that it reads in place, while this side's pool is short of them.
+    fn recall(&mut self, cx: &mut Context<'_>) {
+        let Some(pressure) = &mut self.pressure else { return };
+        while self.session.can_recall() && pressure.poll(cx).is_ready() {
+            self.session.recall_oldest();
+        }
+    }
+
     /// Does what the session wants done to its link; true if there was anything.
     fn act(&mut self) -> bool {
         let mut acted = false;
@@ -278,6 +293,10 @@ impl Task {
                     Ok(id) => self.session.accepted(id, purpose),
                     Err(refused) => self.session.refused(refused, purpose),
                 },
+                Action::Map(region) => {
+                    let memory = self.link.peer_memory(region);
+                    self.session.mapped(memory);
+                }
                 Action::Cancel(op) => self.link.cancel(op),
                 Action::Close => self.link.close(),
             }
@@ -338,9 +357,12 @@ impl Task {
                     self.session.withdraw(key);
                 }
             }
-            Request::Accept(key, Acceptance { pool, blocks, from, landed }) => {
+            Request::Accept(key, Acceptance { pool, blocks, how, landed }) => {
                 self.landings.insert(key, landed);
-                self.session.accept(key, &pool, blocks, from);
+                match how {
+                    How::From(from) => self.session.accept(key, &pool, blocks, from),
+                    How::Adopting => self.session.adopt(key, &pool, blocks),
+                }
             }
             Request::Decline(key, code, reason) => self.session.decline(key, code, &reason),
             Request::Abandon(key) => {
@@ -350,6 +372,8 @@ impl Task {
             Request::Commit(key, reply) => {
                 let _ = reply.send(self.session.commit(key));
             }
+            Request::Release(key) => self.session.release(key),
+            Request::RecallAll => while self.session.recall_oldest() {},
             Request::Message(message, reply) => {
                 if self.session.end().is_none() {
                     let _ = reply.send(self.session.send_message(message));
@@ -377,10 +401,10 @@ impl Task {
                 }
             }
             Notice::Message(message) => self.emit(Event::Message(message)),
-            Notice::Landed(key, blocks) => {
+            Notice::Landed(key, payload) => {
                 if let Some(landed) = self.landings.remove(&key) {
                     // Whoever waited is gone: the blocks are freed, its guard abandons the offer.
-                    let _ = landed.send(Ok(blocks));
+                    let _ = landed.send(Ok(payload));
                 }
             }
             Notice::LandFailed(key, error) => {

@@ -4,7 +4,7 @@ use tokio::sync::oneshot;
 
 use super::connection::{Connection, Request};
 use crate::pool::{BlockPool, ReservedBlock};
-use crate::session::{DeclineCode, HandoffKey, LandError, Manifest, OfferError};
+use crate::session::{DeclineCode, HandoffKey, LandError, Landed, Manifest, OfferError};
 
 /// An offer of this side's. Dropping it withdraws the offer.
 #[derive(Debug)]
@@ -52,8 +52,17 @@ impl Drop for OutgoingHandoff {
 pub(super) struct Acceptance {
     pub(super) pool: BlockPool,
     pub(super) blocks: Vec<ReservedBlock>,
-    pub(super) from: usize,
-    pub(super) landed: oneshot::Sender<Result<Vec<ReservedBlock>, LandError>>,
+    pub(super) how: How,
+    pub(super) landed: oneshot::Sender<Result<Landed, LandError>>,
+}
+
+/// How a payload is taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum How {
+    /// The tokens from this one on are moved.
+    From(usize),
+    /// What can be stays where it is.
+    Adopting,
 }
 
 /// Gives an offer up unless it is disarmed.
@@ -120,12 +129,37 @@ impl IncomingHandoff {
         blocks: Vec<ReservedBlock>,
         from: usize,
     ) -> Result<LandedPayload, LandError> {
+        self.take(pool, blocks, How::From(from)).await
+    }
+
+    /// Leaves the first [adoptable](Manifest::adoptable) tokens where they are, lands those that follow in
+    /// `blocks`, and checks the digest of these.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept).
+    ///
+    /// # Cancel safety
+    /// As [`accept`](Self::accept).
+    pub async fn adopt(
+        self,
+        pool: &BlockPool,
+        blocks: Vec<ReservedBlock>,
+    ) -> Result<LandedPayload, LandError> {
+        self.take(pool, blocks, How::Adopting).await
+    }
+
+    async fn take(
+        self,
+        pool: &BlockPool,
+        blocks: Vec<ReservedBlock>,
+        how: How,
+    ) -> Result<LandedPayload, LandError> {
         let Self { mut guard, manifest } = self;
         let (landed, outcome) = oneshot::channel();
-        let acceptance = Acceptance { pool: pool.clone(), blocks, from, landed };
+        let acceptance = Acceptance { pool: pool.clone(), blocks, how, landed };
         guard.connection.request(Request::Accept(guard.key, acceptance));
         match outcome.await {
-            Ok(Ok(blocks)) => Ok(LandedPayload { guard, manifest, blocks }),
+            Ok(Ok(landed)) => Ok(LandedPayload { guard, manifest, landed }),
             Ok(Err(error)) => {
                 guard.armed = false;
                 Err(error)
@@ -135,12 +169,13 @@ impl IncomingHandoff {
     }
 }
 
-/// A payload that is here and whole, not yet committed. Dropping it declines and frees the blocks.
+/// A payload that is here and whole, or stays with the peer, and is not yet committed. Dropping it
+/// declines and frees the blocks.
 #[derive(Debug)]
 pub struct LandedPayload {
     guard: Guard,
     manifest: Manifest,
-    blocks: Vec<ReservedBlock>,
+    landed: Landed,
 }
 
 impl LandedPayload {
@@ -149,20 +184,25 @@ impl LandedPayload {
         &self.manifest
     }
 
-    /// Takes the payload for good; the sender may free its copy.
+    /// Takes the payload for good; the sender may free its copy, but for the adopted blocks.
     ///
     /// # Errors
     /// [`LandError::Withdrawn`] or [`LandError::Ended`]: too late, the blocks are freed.
     ///
     /// # Cancel safety
     /// Dropping the future may commit or decline; the blocks are freed either way.
-    pub async fn commit(mut self) -> Result<Vec<ReservedBlock>, LandError> {
+    pub async fn commit(mut self) -> Result<Landed, LandError> {
         let (reply, done) = oneshot::channel();
         self.guard.connection.request(Request::Commit(self.guard.key, reply));
         match done.await {
             Ok(true) => {
                 self.guard.armed = false;
-                Ok(std::mem::take(&mut self.blocks))
+                let Guard { connection, key, .. } = &self.guard;
+                let (connection, key) = (connection.clone(), *key);
+                // The handle keeps the connection open for as long as blocks of the peer's are read.
+                let tell = move || connection.request(Request::Release(key));
+                let Landed { adopted, blocks } = self.landed;
+                Ok(Landed { adopted: adopted.map(|adopted| adopted.on_release(tell)), blocks })
             }
             Ok(false) if !self.guard.connection.is_closed() => Err(LandError::Withdrawn),
             _ => Err(LandError::Ended(self.guard.connection.end())),

@@ -32,6 +32,12 @@ pub enum ExtractError {
     /// No token was computed.
     #[error("the sequence is empty: there is nothing to hand over")]
     Empty,
+    /// Blocks of the sequence lie with a peer.
+    #[error("{blocks} blocks of the sequence lie in a peer's pool: bring them home first")]
+    Adopted {
+        /// How many.
+        blocks: usize,
+    },
     /// The pool does not hold the sequence's state.
     #[error(
         "handoff is not supported for {family}: its cache is owned by the model, not by the pool"
@@ -83,6 +89,9 @@ pub fn extract_sequence_handoff(state: SequenceState<'_>) -> Result<SequenceHand
     };
     if sequence.is_empty() {
         return Err(ExtractError::Empty);
+    }
+    if let Some(adopted) = sequence.adopted() {
+        return Err(ExtractError::Adopted { blocks: adopted.ids().len() });
     }
     let tokens = sequence.len();
     Ok(SequenceHandoff { blocks: sequence.finish().to_vec(), tokens })

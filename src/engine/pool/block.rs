@@ -10,14 +10,12 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::layout::{KvPlane, Layout, Planes};
+use super::layout::{KvPlane, Layout, PoolShape};
+use super::lease::Lending;
 use super::list::Extent;
 use super::region::{Backing, Region};
 use super::reserve::Waiters;
 use super::spec::{KvSpec, Part};
-
-/// Most bytes that a pool may ask for; more is a mistake, not a machine.
-const POOL_BYTES_MAX: u128 = 1 << 46;
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -96,6 +94,7 @@ pub(super) enum BlockState {
 pub(super) struct State {
     pub(super) free: Vec<u32>,
     pub(super) waiters: Waiters,
+    pub(super) lending: Lending,
     states: Vec<BlockState>,
     counts: Accounting,
 }
@@ -128,7 +127,7 @@ impl State {
 #[derive(Debug)]
 struct Inner {
     options: PoolOptions,
-    planes: Planes,
+    shape: PoolShape,
     region: Arc<Region>,
     state: Mutex<State>,
 }
@@ -143,21 +142,26 @@ impl BlockPool {
     /// # Errors
     /// [`PoolError`] for an impossible shape, or when the system refuses the memory.
     pub fn new(options: PoolOptions) -> Result<Self, PoolError> {
-        check_shape(&options)?;
-        let planes = Planes::new(&options.spec, options.layout, options.blocks);
-        let region = Region::new(planes.region_len, options.backing).map_err(|source| {
-            PoolError::Memory { needed: planes.region_len, backing: options.backing, source }
+        let PoolOptions { spec, layout, blocks, backing } = options.clone();
+        let refuse = |reason| PoolError::Shape { spec: Box::new(spec.clone()), blocks, reason };
+        let shape = PoolShape::new(spec.clone(), layout, blocks).map_err(refuse)?;
+        let needed = shape.region_len();
+        let region = Region::new(needed, backing).map_err(|source| PoolError::Memory {
+            needed,
+            backing,
+            source,
         })?;
         let total = options.blocks;
         let state = State {
             // Popped from the end, so that low ids go first.
             free: (0..total as u32).rev().collect(),
             waiters: Waiters::default(),
+            lending: Lending::default(),
             states: vec![BlockState::Free; total],
             counts: Accounting { total, free: total, ..Accounting::default() },
         };
         let (region, state) = (Arc::new(region), Mutex::new(state));
-        Ok(Self(Arc::new(Inner { options, planes, region, state })))
+        Ok(Self(Arc::new(Inner { options, shape, region, state })))
     }
 
     /// Geometry of a block.
@@ -168,6 +172,11 @@ impl BlockPool {
     /// Order of the dimensions.
     pub fn layout(&self) -> Layout {
         self.0.options.layout
+    }
+
+    /// Where the bytes lie.
+    pub fn shape(&self) -> &PoolShape {
+        &self.0.shape
     }
 
     /// What the pool was made of.
@@ -187,7 +196,7 @@ impl BlockPool {
 
     /// How to reach the tokens of a (layer, part); none where the spec has no such segment.
     pub fn plane(&self, layer: usize, part: Part) -> Option<KvPlane> {
-        self.0.planes.plane(layer, part)
+        self.0.shape.plane(layer, part)
     }
 
     /// The exact state of all blocks, now.
@@ -200,10 +209,6 @@ impl BlockPool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    pub(super) fn planes(&self) -> &Planes {
-        &self.0.planes
-    }
-
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // The state is consistent between statements, so a panic elsewhere does not spoil it.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -213,6 +218,7 @@ impl BlockPool {
     pub(super) fn take(&self, state: &mut State, count: usize) -> Vec<ReservedBlock> {
         let start = state.free.len() - count;
         let ids = state.free.split_off(start);
+        self.notice_pressure(state);
         ids.into_iter()
             .rev()
             .map(|id| {
@@ -232,7 +238,7 @@ impl BlockPool {
             len: plane.token_stride,
         };
         let layers = 0..self.spec().layers.len();
-        layers.map(|layer| self.planes().layer(layer).iter().map(extent).collect()).collect()
+        layers.map(|layer| self.shape().layer(layer).iter().map(extent).collect()).collect()
     }
 
     fn free_block(&self, id: u32) {
@@ -343,31 +349,6 @@ impl fmt::Debug for SealedBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SealedBlock({})", self.id())
     }
-}
-
-fn check_shape(options: &PoolOptions) -> Result<(), PoolError> {
-    let PoolOptions { spec, blocks, .. } = options;
-    let refuse =
-        |reason| Err(PoolError::Shape { spec: Box::new(spec.clone()), blocks: *blocks, reason });
-    let per_token: u128 = spec
-        .layers
-        .iter()
-        .flat_map(|layer| &layer.segments)
-        .map(|s| u128::from(s.heads) * u128::from(s.head_dim) * s.dtype.size() as u128)
-        .sum();
-    // Alignment adds at most a page a layer and a cache line a block.
-    let bytes = (per_token * u128::from(spec.block_tokens) + 64) * *blocks as u128
-        + spec.layers.len() as u128 * super::REGION_ALIGN as u128;
-    if spec.block_tokens == 0 || *blocks == 0 || per_token == 0 {
-        return refuse("it holds nothing");
-    }
-    if *blocks > u32::MAX as usize {
-        return refuse("block ids have 32 bits");
-    }
-    if bytes > POOL_BYTES_MAX {
-        return refuse("it would take more than 64 TiB");
-    }
-    Ok(())
 }
 
 #[cfg(test)]

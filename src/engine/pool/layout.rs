@@ -37,19 +37,29 @@ pub struct KvPlane {
     pub segment: SegmentSpec,
 }
 
-/// All planes of a pool, computed once.
-#[derive(Debug)]
-pub(super) struct Planes {
-    layers: Vec<Vec<KvPlane>>,
-    pub(super) region_len: usize,
+/// Most bytes that a pool may ask for; more is a mistake, not a machine.
+const POOL_BYTES_MAX: u128 = 1 << 46;
+
+/// A pool's size and where its bytes lie: what a peer must know to read it. Behind the blocks lies one
+/// more page, of the words by which [leases](super::Grant) end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolShape {
+    spec: KvSpec,
+    layout: Layout,
+    blocks: usize,
+    planes: Vec<Vec<KvPlane>>,
+    leases: usize,
     /// Stride of whole blocks, where a block is one extent without gaps.
-    pub(super) whole_block_stride: Option<usize>,
+    whole_block_stride: Option<usize>,
 }
 
-impl Planes {
-    /// # Panics
-    /// On arithmetic overflow; the pool bounds its inputs first.
-    pub(super) fn new(spec: &KvSpec, layout: Layout, blocks: usize) -> Self {
+impl PoolShape {
+    /// The shape of a pool of `blocks` blocks.
+    ///
+    /// # Errors
+    /// What is wrong with it, for people.
+    pub fn new(spec: KvSpec, layout: Layout, blocks: usize) -> Result<Self, &'static str> {
+        check(&spec, blocks)?;
         let tokens = spec.block_tokens as usize;
         let stride = spec.block_bytes().next_multiple_of(BLOCK_ALIGN);
         let mut layers = Vec::with_capacity(spec.layers.len());
@@ -72,19 +82,73 @@ impl Planes {
                 offset = (start + slab_stride * blocks).next_multiple_of(REGION_ALIGN);
             }
         }
-        let region_len = match layout {
+        let blocks_len = match layout {
             Layout::BlockMajor => stride * blocks,
             Layout::LayerMajor => offset,
         };
+        let leases = blocks_len.next_multiple_of(REGION_ALIGN);
         let whole_block_stride = (layout == Layout::BlockMajor).then_some(stride);
-        Self { layers, region_len, whole_block_stride }
+        Ok(Self { spec, layout, blocks, planes: layers, leases, whole_block_stride })
     }
 
-    pub(super) fn plane(&self, layer: usize, part: Part) -> Option<KvPlane> {
-        self.layers.get(layer)?.iter().find(|plane| plane.segment.part == part).copied()
+    /// Geometry of a block.
+    pub fn spec(&self) -> &KvSpec {
+        &self.spec
     }
 
+    /// Order of the dimensions.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Blocks of the pool.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Bytes of the region that holds it all.
+    pub fn region_len(&self) -> usize {
+        self.leases + REGION_ALIGN
+    }
+
+    /// How to reach the tokens of a (layer, part); none where the spec has no such segment.
+    pub fn plane(&self, layer: usize, part: Part) -> Option<KvPlane> {
+        self.planes.get(layer)?.iter().find(|plane| plane.segment.part == part).copied()
+    }
+
+    /// The planes of a layer, in wire order.
     pub(super) fn layer(&self, layer: usize) -> &[KvPlane] {
-        &self.layers[layer]
+        &self.planes[layer]
     }
+
+    pub(super) fn whole_block_stride(&self) -> Option<usize> {
+        self.whole_block_stride
+    }
+
+    /// Where the words of the leases lie.
+    pub(super) fn leases_offset(&self) -> usize {
+        self.leases
+    }
+}
+
+fn check(spec: &KvSpec, blocks: usize) -> Result<(), &'static str> {
+    let per_token: u128 = spec
+        .layers
+        .iter()
+        .flat_map(|layer| &layer.segments)
+        .map(|s| u128::from(s.heads) * u128::from(s.head_dim) * s.dtype.size() as u128)
+        .sum();
+    // Alignment adds at most a page a layer and a cache line a block.
+    let bytes = (per_token * u128::from(spec.block_tokens) + 64) * blocks as u128
+        + (spec.layers.len() as u128 + 2) * REGION_ALIGN as u128;
+    if spec.block_tokens == 0 || blocks == 0 || per_token == 0 {
+        return Err("it holds nothing");
+    }
+    if blocks > u32::MAX as usize {
+        return Err("block ids have 32 bits");
+    }
+    if bytes > POOL_BYTES_MAX {
+        return Err("it would take more than 64 TiB");
+    }
+    Ok(())
 }

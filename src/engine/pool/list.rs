@@ -124,6 +124,23 @@ impl GatherList {
         order: PayloadOrder,
         tokens: TokenRange,
     ) -> Result<Self, ListError> {
+        Self::check(pool, blocks, order, &tokens)?;
+        let (own, start, end) = (pool.spec().block_tokens as usize, tokens.start, tokens.end);
+        let table: Vec<u32> = blocks.iter().map(SealedBlock::id).collect();
+        let mut extents = Vec::new();
+        order.extents(pool.shape(), &table, 0, tokens, &mut extents);
+        let holds = blocks[start / own..end.div_ceil(own)].to_vec();
+        let len = order.payload_len(pool.spec(), end - start);
+        Ok(Self { pool: pool.clone(), extents, len, _holds: holds })
+    }
+
+    /// Whether [`new`](Self::new) would succeed.
+    pub(crate) fn check(
+        pool: &BlockPool,
+        blocks: &[SealedBlock],
+        order: PayloadOrder,
+        tokens: &TokenRange,
+    ) -> Result<(), ListError> {
         let own = pool.spec().block_tokens as usize;
         let (start, end, wire) = (tokens.start, tokens.end, order.block_tokens as usize);
         if let Some(foreign) = blocks.iter().find(|block| !block.pool().same_pool(pool)) {
@@ -135,12 +152,7 @@ impl GatherList {
         if end > blocks.len() * own {
             return Err(ListError::BlockCount { blocks: blocks.len(), tokens: end, own });
         }
-        let table: Vec<u32> = blocks.iter().map(SealedBlock::id).collect();
-        let mut extents = Vec::new();
-        order.extents(pool, &table, 0, tokens, &mut extents);
-        let holds = blocks[start / own..end.div_ceil(own)].to_vec();
-        let len = order.payload_len(pool.spec(), end - start);
-        Ok(Self { pool: pool.clone(), extents, len, _holds: holds })
+        Ok(())
     }
 
     /// Bytes of payload.
@@ -213,7 +225,7 @@ impl ScatterList {
         }
         let table: Vec<u32> = blocks.iter().map(ReservedBlock::id).collect();
         let mut extents = Vec::new();
-        order.extents(pool, &table, start, tokens, &mut extents);
+        order.extents(pool.shape(), &table, start, tokens, &mut extents);
         blocks.iter().for_each(|block| block.set_state(BlockState::Loaned));
         let len = order.payload_len(pool.spec(), end - start);
         Ok(Self { pool: pool.clone(), extents, len, holds: blocks })

@@ -19,8 +19,10 @@
 mod block;
 mod copy;
 mod layout;
+mod lease;
 mod list;
 mod payload;
+mod peer;
 mod region;
 mod reserve;
 mod sequence;
@@ -28,9 +30,11 @@ mod spec;
 
 pub use block::{Accounting, BlockPool, PoolError, PoolOptions, ReservedBlock, SealedBlock};
 pub use copy::{Digest, TransferStats, copy_payload, copy_payload_from_peer};
-pub use layout::{KvPlane, Layout};
+pub use layout::{KvPlane, Layout, PoolShape};
+pub use lease::{Grant, LEASES_MAX, LeaseId, Pressure};
 pub use list::{Cursor, Extent, GatherList, ListError, Loan, ScatterList, TokenRange};
 pub use payload::PayloadOrder;
+pub use peer::{AdoptedBlocks, Lease, LeaseLost, PeerMemory, PeerPool};
 pub use region::{Backing, REGION_ALIGN, Region};
 pub use reserve::{Reserve, ReserveError};
 pub use sequence::{KvSequence, SequenceError};

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::block::BlockPool;
+use super::layout::PoolShape;
 use super::list::Extent;
 use super::spec::KvSpec;
 
@@ -24,13 +24,14 @@ impl PayloadOrder {
         spec.token_bytes() as u64 * tokens as u64
     }
 
-    /// Appends where the bytes of `tokens` lie in `pool`, in wire order; neighbours are joined.
+    /// Appends where the bytes of `tokens` lie in a pool, in wire order; neighbours are joined.
     ///
-    /// `table[i]` is the block that holds tokens from `first_token + i * pool.block_tokens` on;
+    /// `table[i]` is the block that holds tokens from `first_token + i * block_tokens` on, counted in the
+    /// pool's own block length;
     /// `tokens` starts on a wire block.
-    pub(super) fn extents(
+    pub(crate) fn extents(
         self,
-        pool: &BlockPool,
+        pool: &PoolShape,
         table: &[u32],
         first_token: usize,
         tokens: Range<usize>,
@@ -38,7 +39,7 @@ impl PayloadOrder {
     ) {
         let wire = self.block_tokens as usize;
         let own = pool.spec().block_tokens as usize;
-        let whole = pool.planes().whole_block_stride.filter(|_| wire == own);
+        let whole = pool.whole_block_stride().filter(|_| wire == own);
         let mut start = tokens.start;
         while start < tokens.end {
             let end = (start + wire).min(tokens.end);
@@ -56,7 +57,7 @@ impl PayloadOrder {
 
 /// One wire block, part by part.
 fn wire_block(
-    pool: &BlockPool,
+    pool: &PoolShape,
     table: &[u32],
     first_token: usize,
     tokens: Range<usize>,
@@ -64,7 +65,7 @@ fn wire_block(
 ) {
     let own = pool.spec().block_tokens as usize;
     for layer in 0..pool.spec().layers.len() {
-        for plane in pool.planes().layer(layer) {
+        for plane in pool.layer(layer) {
             let mut token = tokens.start;
             while token < tokens.end {
                 let (index, within) = ((token - first_token) / own, (token - first_token) % own);

@@ -40,7 +40,7 @@ pub(super) type Waiters = VecDeque<Waiter>;
 /// One of them. The granted blocks travel in the channel, so that a dropped future frees them.
 #[derive(Debug)]
 pub(super) struct Waiter {
-    count: usize,
+    pub(super) count: usize,
     grant: oneshot::Sender<Vec<ReservedBlock>>,
 }
 
@@ -79,6 +79,7 @@ impl BlockPool {
         let (grant, granted) = oneshot::channel();
         let mut state = self.state();
         state.waiters.push_back(Waiter { count, grant });
+        self.notice_pressure(&mut state);
         self.serve_waiters(state);
         Reserve { pool: self.clone(), state: ReserveState::Waiting(granted) }
     }

@@ -1,6 +1,10 @@
 //! The blocks of one sequence, in token order.
 
 use super::block::{BlockPool, ReservedBlock, SealedBlock};
+use super::copy::TransferStats;
+use super::list::ScatterList;
+use super::payload::PayloadOrder;
+use super::peer::{AdoptedBlocks, LeaseLost};
 
 /// Why blocks do not fit a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,12 +32,27 @@ pub enum SequenceError {
         /// Tokens that the blocks hold.
         capacity: usize,
     },
+    /// Adopted blocks of another length.
+    #[error("adopted blocks hold {adopted} tokens each, those of this pool {own}")]
+    BlockLen {
+        /// Tokens per block of the peer's.
+        adopted: u32,
+        /// Tokens per block of the pool.
+        own: u32,
+    },
 }
 
-/// A sequence's cache: sealed blocks first, then exclusively owned ones. Dropping it gives all back.
+/// A sequence's cache. Dropping it gives all back.
+///
+/// ```text
+/// block table   adopted            sealed              reserved
+///               in a peer's pool,  shared, read-only   exclusively owned, writable
+///               read in place
+/// ```
 #[derive(Debug)]
 pub struct KvSequence {
     pool: BlockPool,
+    adopted: Option<AdoptedBlocks>,
     sealed: Vec<SealedBlock>,
     reserved: Vec<ReservedBlock>,
     table: Vec<u32>,
@@ -44,7 +63,25 @@ impl KvSequence {
     /// A sequence without blocks.
     pub fn new(pool: &BlockPool) -> Self {
         let (sealed, reserved, table) = (Vec::new(), Vec::new(), Vec::new());
-        Self { pool: pool.clone(), sealed, reserved, table, len: 0 }
+        Self { pool: pool.clone(), adopted: None, sealed, reserved, table, len: 0 }
+    }
+
+    /// A sequence of `len` tokens that lie in `adopted`, then in `reserved`.
+    ///
+    /// # Errors
+    /// [`SequenceError`]; the blocks are freed, or given back to the peer.
+    pub fn from_adopted(
+        pool: &BlockPool,
+        adopted: AdoptedBlocks,
+        reserved: Vec<ReservedBlock>,
+        len: usize,
+    ) -> Result<Self, SequenceError> {
+        let (theirs, own) = (adopted.peer().shape().spec().block_tokens, pool.spec().block_tokens);
+        if theirs != own {
+            return Err(SequenceError::BlockLen { adopted: theirs, own });
+        }
+        let table = adopted.ids().to_vec();
+        Self { adopted: Some(adopted), table, ..Self::new(pool) }.filled(reserved, len)
     }
 
     /// A sequence of `len` tokens that lie in `sealed`, then in `reserved`.
@@ -61,14 +98,17 @@ impl KvSequence {
             return Err(SequenceError::ForeignBlock { id: foreign.id() });
         }
         let table = sealed.iter().map(SealedBlock::id).collect();
-        let mut sequence = Self { sealed, table, ..Self::new(pool) };
-        sequence.len = len.min(sequence.capacity());
-        sequence.push(reserved)?;
-        if len > sequence.capacity() {
-            return Err(SequenceError::TooLong { len, capacity: sequence.capacity() });
+        Self { sealed, table, ..Self::new(pool) }.filled(reserved, len)
+    }
+
+    fn filled(mut self, reserved: Vec<ReservedBlock>, len: usize) -> Result<Self, SequenceError> {
+        self.len = len.min(self.capacity());
+        self.push(reserved)?;
+        if len > self.capacity() {
+            return Err(SequenceError::TooLong { len, capacity: self.capacity() });
         }
-        sequence.len = len;
-        Ok(sequence)
+        self.len = len;
+        Ok(self)
     }
 
     /// Appends room for more tokens.
@@ -93,7 +133,8 @@ impl KvSequence {
         &self.pool
     }
 
-    /// Block ids in token order: token `t` lies in block `table[t / block_tokens]`.
+    /// Block ids in token order: token `t` lies in block `table[t / block_tokens]`, of the peer's pool
+    /// for the [adopted](Self::adopted) ones, of this pool after them.
     pub fn block_table(&self) -> &[u32] {
         &self.table
     }
@@ -115,7 +156,58 @@ impl KvSequence {
 
     /// First token position that lies in an exclusively owned block.
     pub fn writable_from(&self) -> usize {
-        self.sealed.len() * self.block_tokens()
+        (self.adopted_len() + self.sealed.len()) * self.block_tokens()
+    }
+
+    /// The first blocks, where they lie in a peer's pool.
+    pub fn adopted(&self) -> Option<&AdoptedBlocks> {
+        self.adopted.as_ref()
+    }
+
+    /// Whether everything read so far was good: false once a peer took its blocks back.
+    pub fn is_intact(&self) -> bool {
+        self.adopted.as_ref().is_none_or(|adopted| adopted.lease().is_in_force())
+    }
+
+    /// Blocks that a peer asks for: as many are to be [brought home](Self::bring_home).
+    pub fn recalled_blocks(&self) -> usize {
+        let recalled = self.adopted.as_ref().filter(|adopted| adopted.lease().is_recalled());
+        recalled.map_or(0, |adopted| adopted.ids().len())
+    }
+
+    /// Copies the last `blocks.len()` adopted blocks into this pool. With the first one the lease ends.
+    ///
+    /// # Errors
+    /// [`LeaseLost`]: too late, the sequence [is not intact](Self::is_intact); the blocks are freed.
+    ///
+    /// # Panics
+    /// When more blocks are given than were adopted, or blocks of another pool.
+    pub fn bring_home(
+        &mut self,
+        blocks: Vec<ReservedBlock>,
+        stats: &TransferStats,
+    ) -> Result<(), LeaseLost> {
+        let Some(adopted) = self.adopted.as_mut().filter(|_| !blocks.is_empty()) else {
+            return Ok(());
+        };
+        let (end, count) = (adopted.ids().len(), blocks.len());
+        let start = end.checked_sub(count).expect("no more blocks than were adopted");
+        let block_tokens = self.pool.spec().block_tokens;
+        let order = PayloadOrder { block_tokens };
+        let tokens = 0..count * block_tokens as usize;
+        let mut room =
+            ScatterList::new(&self.pool, blocks, order, tokens).expect("whole blocks of this pool");
+        adopted.copy(start..end, &mut room, stats)?;
+        let home = room.into_blocks().into_iter().map(ReservedBlock::seal);
+        self.sealed.splice(0..0, home);
+        adopted.truncate(start);
+        for (at, block) in self.table[start..end].iter_mut().zip(&self.sealed) {
+            *at = block.id();
+        }
+        if start == 0 {
+            self.adopted = None;
+        }
+        Ok(())
     }
 
     /// Says that the first `len` tokens are written.
@@ -140,7 +232,7 @@ impl KvSequence {
     }
 
     /// Seals every written block, also a partial last one, and frees the unwritten ones: the sequence
-    /// is finished and only to be read.
+    /// is finished and only to be read. Returns the sealed blocks.
     pub fn finish(&mut self) -> &[SealedBlock] {
         let used = self.pool.spec().blocks_for(self.len);
         self.seal_to(used);
@@ -149,14 +241,18 @@ impl KvSequence {
         &self.sealed
     }
 
-    /// The sealed blocks, in token order.
+    /// The sealed blocks of this pool, in token order; they follow the adopted ones.
     pub fn sealed(&self) -> &[SealedBlock] {
         &self.sealed
     }
 
     fn seal_to(&mut self, blocks: usize) {
-        let count = blocks.saturating_sub(self.sealed.len());
+        let count = blocks.saturating_sub(self.adopted_len() + self.sealed.len());
         self.sealed.extend(self.reserved.drain(..count).map(ReservedBlock::seal));
+    }
+
+    fn adopted_len(&self) -> usize {
+        self.adopted.as_ref().map_or(0, |adopted| adopted.ids().len())
     }
 
     fn block_tokens(&self) -> usize {

@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use uuid::Uuid;
 
-use crate::pool::{Dtype, KvSpec, LayerSpec, Part, SegmentSpec};
+use crate::pool::{Dtype, KvSpec, LayerSpec, Layout, Part, PoolShape, SegmentSpec};
+use crate::transport::RegionKey;
 use crate::wire::body;
 
 /// Lowest and highest version of the session protocol that this side speaks.
@@ -48,7 +49,7 @@ impl Identity {
         }
     }
 
-    pub(super) fn to_hello(&self) -> body::Hello {
+    pub(super) fn to_hello(&self, pool: Option<&PoolAccess>) -> body::Hello {
         body::Hello {
             version_min: SESSION_VERSIONS.0,
             version_max: SESSION_VERSIONS.1,
@@ -59,8 +60,18 @@ impl Identity {
             geometry: self.geometry.as_ref().map(geometry_to_wire),
             role: self.role.clone(),
             backend: self.backend.clone(),
+            pool: pool.map(access_to_wire),
         }
     }
+}
+
+/// How a peer reaches a pool's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolAccess {
+    /// Of the pool's region, as registered with the link.
+    pub region: RegionKey,
+    /// Where the bytes lie in it.
+    pub shape: PoolShape,
 }
 
 /// Why two sides do not fit together.
@@ -117,7 +128,10 @@ impl Mismatch {
 }
 
 /// Reads a hello and checks it against this side.
-pub(super) fn check_hello(ours: &Identity, hello: body::Hello) -> Result<Identity, Mismatch> {
+pub(super) fn check_hello(
+    ours: &Identity,
+    hello: body::Hello,
+) -> Result<(Identity, Option<PoolAccess>), Mismatch> {
     let (low, high) = SESSION_VERSIONS;
     let theirs = (hello.version_min, hello.version_max);
     if theirs.0.max(low) > theirs.1.min(high) {
@@ -146,8 +160,32 @@ pub(super) fn check_hello(ours: &Identity, hello: body::Hello) -> Result<Identit
     if both && ours.backend != hello.backend {
         return Err(Mismatch::Backend { ours: ours.backend.clone(), theirs: hello.backend });
     }
-    let body::Hello { name, model, fingerprint, role, backend, .. } = hello;
-    Ok(Identity { instance, name, model, fingerprint, backend, geometry, role })
+    let body::Hello { name, model, fingerprint, role, backend, pool, .. } = hello;
+    let access = match (pool, &geometry) {
+        (Some(pool), Some(geometry)) => Some(access_from_wire(&pool, geometry)?),
+        _ => None,
+    };
+    let peer = Identity { instance, name, model, fingerprint, backend, geometry, role };
+    Ok((peer, access))
+}
+
+fn access_to_wire(pool: &PoolAccess) -> body::PoolAccess {
+    let layout = match pool.shape.layout() {
+        Layout::BlockMajor => body::PoolLayout::BlockMajor,
+        Layout::LayerMajor => body::PoolLayout::LayerMajor,
+    };
+    let (region_key, blocks) = (pool.region.0, pool.shape.blocks() as u32);
+    body::PoolAccess { region_key, layout: layout.into(), blocks }
+}
+
+fn access_from_wire(pool: &body::PoolAccess, spec: &KvSpec) -> Result<PoolAccess, Mismatch> {
+    let layout = match pool.layout() {
+        body::PoolLayout::BlockMajor => Layout::BlockMajor,
+        body::PoolLayout::LayerMajor => Layout::LayerMajor,
+        body::PoolLayout::Unspecified => return Err(Mismatch::Hello("unknown layout of a pool")),
+    };
+    let shape = PoolShape::new(spec.clone(), layout, pool.blocks as usize);
+    Ok(PoolAccess { region: RegionKey(pool.region_key), shape: shape.map_err(Mismatch::Hello)? })
 }
 
 fn describe_model(model: &str, fingerprint: &[u8]) -> String {
@@ -225,33 +263,44 @@ mod tests {
     #[test]
     fn a_hello_reads_back_as_it_was_written() {
         let (ours, theirs) = (node(Dtype::F16, b"x"), node(Dtype::F16, b"x"));
-        assert_eq!(check_hello(&ours, theirs.to_hello()), Ok(theirs));
+        assert_eq!(check_hello(&ours, theirs.to_hello(None)), Ok((theirs.clone(), None)));
+        let spec = theirs.geometry.clone().unwrap();
+        let shape = PoolShape::new(spec, Layout::LayerMajor, 9).unwrap();
+        let access = PoolAccess { region: RegionKey(3), shape };
+        let hello = theirs.to_hello(Some(&access));
+        assert_eq!(check_hello(&ours, hello), Ok((theirs, Some(access))));
     }
 
     #[test]
     fn what_does_not_fit_is_named_on_both_sides() {
         let ours = node(Dtype::F16, b"x");
-        let text = |peer: Identity| check_hello(&ours, peer.to_hello()).unwrap_err().to_string();
+        let text =
+            |peer: Identity| check_hello(&ours, peer.to_hello(None)).unwrap_err().to_string();
         let geometry = text(node(Dtype::Bf16, b"x"));
         assert!(geometry.contains("K 2x8 f16") && geometry.contains("K 2x8 bf16"), "{geometry}");
         assert_eq!(
             text(node(Dtype::F16, b"y")),
             "model tiny (78) here, tiny (79) there: fingerprints differ"
         );
-        let newer = body::Hello { version_min: 2, version_max: 9, ..ours.to_hello() };
+        let newer = body::Hello { version_min: 2, version_max: 9, ..ours.to_hello(None) };
         assert!(matches!(check_hello(&ours, newer), Err(Mismatch::Version { .. })));
     }
 
     #[test]
     fn a_router_without_model_fits_every_node() {
-        assert!(check_hello(&Identity::new("router"), node(Dtype::F16, b"x").to_hello()).is_ok());
+        assert!(
+            check_hello(&Identity::new("router"), node(Dtype::F16, b"x").to_hello(None)).is_ok()
+        );
     }
 
     #[test]
     fn hostile_geometries_cost_nothing() {
-        let mut hello = node(Dtype::F16, b"x").to_hello();
+        let router = Identity::new("router");
+        let mut hello = node(Dtype::F16, b"x").to_hello(None);
+        let layout = body::PoolLayout::BlockMajor.into();
+        hello.pool = Some(body::PoolAccess { region_key: 0, layout, blocks: 0 });
+        assert!(matches!(check_hello(&router, hello.clone()), Err(Mismatch::Hello(_))));
         hello.geometry.as_mut().unwrap().layers[0].count = u32::MAX;
-        let refused = check_hello(&Identity::new("router"), hello);
-        assert!(matches!(refused, Err(Mismatch::Hello(_))));
+        assert!(matches!(check_hello(&router, hello), Err(Mismatch::Hello(_))));
     }
 }

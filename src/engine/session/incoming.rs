@@ -1,13 +1,17 @@
 //! The receiver's side of a handoff.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 
 use super::error::{DeclineCode, LandError, SessionEnd, SessionViolation};
+use super::identity::PoolAccess;
 use super::{Action, HandoffKey, Notice, Purpose, PurposeKind, Session};
-use crate::pool::{BlockPool, Extent, Loan, PayloadOrder, ReservedBlock, ScatterList};
-use crate::transport::{Op, OpError, OpId, OpMemory, RegionKey, StreamTag};
+use crate::pool::{
+    AdoptedBlocks, BlockPool, Digest, Lease, LeaseId, Loan, PayloadOrder, ReservedBlock,
+    ScatterList,
+};
+use crate::transport::{Op, OpError, OpId, OpMemory, StreamTag};
 use crate::wire::{Kind, body};
 
 /// Most offers of one peer that may be open at a time.
@@ -26,15 +30,26 @@ pub struct Manifest {
     pub order: PayloadOrder,
     /// What the peer's user said of it.
     pub meta: Bytes,
-    /// Where this side can fetch the payload itself.
-    remote: Option<(RegionKey, Arc<[Extent]>)>,
+    /// Leading tokens that can be read where they lie; 0 when they must be moved.
+    pub adoptable: usize,
+    /// The sequence's blocks, where this side can reach them itself.
+    blocks: Option<Arc<[u32]>>,
+    lease: Option<LeaseId>,
+}
+
+/// A payload that is here.
+#[derive(Debug)]
+pub struct Landed {
+    /// The first blocks, left where they are.
+    pub adopted: Option<AdoptedBlocks>,
+    /// The blocks that were given for what follows.
+    pub blocks: Vec<ReservedBlock>,
 }
 
 impl Manifest {
     /// Bytes that the manifest takes in memory, about.
     pub(crate) fn memory_len(&self) -> usize {
-        let extents = self.remote.as_ref().map_or(0, |(_, extents)| extents.len());
-        self.meta.len() + extents * size_of::<Extent>()
+        self.meta.len() + self.blocks.as_ref().map_or(0, |blocks| size_of_val::<[u32]>(blocks))
     }
 }
 
@@ -48,8 +63,8 @@ pub(super) struct Incoming {
 enum State {
     Offered,
     Landing(Landing),
-    /// The user has the blocks.
-    Landed,
+    /// The user has the blocks, and the lease of those that it adopts.
+    Landed(Option<Weak<Lease>>),
 }
 
 /// Two things must come before a payload has landed: its bytes and the sender's digest.
@@ -57,6 +72,7 @@ enum State {
 struct Landing {
     op: Option<OpId>,
     pulls: bool,
+    adopted: Option<AdoptedBlocks>,
     loan: Option<Loan>,
     arrived: Option<(u64, Vec<ReservedBlock>)>,
     sent: Option<u64>,
@@ -81,6 +97,24 @@ impl Session {
         blocks: Vec<ReservedBlock>,
         from: usize,
     ) {
+        self.land(key, pool, blocks, from, false);
+    }
+
+    /// Accepts an offer whose first [adoptable](Manifest::adoptable) tokens stay where they are; `blocks`
+    /// take those that follow. Ends like [`accept`](Self::accept).
+    pub fn adopt(&mut self, key: HandoffKey, pool: &BlockPool, blocks: Vec<ReservedBlock>) {
+        let from = self.incoming.get(&key).map_or(0, |incoming| incoming.manifest.adoptable);
+        self.land(key, pool, blocks, from, from > 0);
+    }
+
+    fn land(
+        &mut self,
+        key: HandoffKey,
+        pool: &BlockPool,
+        blocks: Vec<ReservedBlock>,
+        from: usize,
+        adopts: bool,
+    ) {
         let Some(Incoming { manifest, state: State::Offered }) = self.incoming.get(&key) else {
             let error = match self.end() {
                 Some(end) => LandError::Ended(end.clone()),
@@ -90,9 +124,14 @@ impl Session {
             return;
         };
         let (tokens, order) = (manifest.tokens, manifest.order);
+        let adopted = adopts.then(|| self.adopted_blocks(manifest)).flatten();
+        if adopts && adopted.is_none() {
+            return self.fail_landing(key, LandError::NoPath);
+        }
         let mut landing = Landing {
             op: None,
             pulls: true,
+            adopted,
             loan: None,
             arrived: None,
             sent: None,
@@ -100,17 +139,19 @@ impl Session {
         };
         let mut tag = 0;
         if from == tokens && blocks.is_empty() {
-            landing.arrived = Some((crate::pool::Digest::default().value(), blocks));
+            landing.arrived = Some((Digest::default().value(), blocks));
         } else {
             let room = match ScatterList::new(pool, blocks, order, from..tokens) {
                 Ok(room) => room,
                 Err((error, _blocks)) => return self.fail_landing(key, LandError::Room(error)),
             };
             landing.loan = Some(room.loan());
-            let remote = manifest.remote.clone().filter(|_| self.capabilities.get);
-            let op = if let Some((region, extents)) = remote {
-                let skip = order.payload_len(pool.spec(), from);
-                Op::Get { region, extents: skip_bytes(&extents, skip), room }
+            let reach = manifest.blocks.as_ref().zip(self.peer_access.as_ref());
+            let op = if let Some((blocks, access)) = reach.filter(|_| self.capabilities.get) {
+                let PoolAccess { region, shape } = access;
+                let mut extents = Vec::new();
+                order.extents(shape, blocks, 0, from..tokens, &mut extents);
+                Op::Get { region: *region, extents, room }
             } else if self.capabilities.stream {
                 tag = self.next_tag();
                 landing.pulls = false;
@@ -124,7 +165,7 @@ impl Session {
         if let Some(incoming) = self.incoming.get_mut(&key) {
             incoming.state = State::Landing(landing);
         }
-        self.send_for(key, Kind::Rtr, &body::Rtr { tag, needed_from: from as u64 });
+        self.send_for(key, Kind::Rtr, &body::Rtr { tag, needed_from: from as u64, adopts });
     }
 
     /// Declines an offer that was not accepted yet.
@@ -137,18 +178,37 @@ impl Session {
 
     /// Gives up on an offer in any state before its commit. No notice follows.
     pub fn abandon(&mut self, key: HandoffKey) {
+        // It may have been committed meanwhile, with nobody left to hear of it.
+        self.release(key);
         self.give_up(key, DeclineCode::DeclineDropped);
     }
 
     /// Takes a landed payload for good and frees the sender's copy. False when it is too late: the
     /// sender withdrew, or the session ended.
     pub fn commit(&mut self, key: HandoffKey) -> bool {
-        let landed = matches!(self.incoming.get(&key), Some(Incoming { state: State::Landed, .. }));
-        if landed {
-            self.incoming.remove(&key);
-            self.send_for(key, Kind::Ats, &body::Ats {});
+        let Some(Incoming { state: State::Landed(lease), .. }) = self.incoming.get(&key) else {
+            return false;
+        };
+        if let Some(lease) = lease {
+            self.adopted.insert(key, lease.clone());
         }
-        landed
+        self.incoming.remove(&key);
+        self.send_for(key, Kind::Ats, &body::Ats {});
+        true
+    }
+
+    /// Tells the peer that blocks which were adopted with this handoff are read no more.
+    pub fn release(&mut self, key: HandoffKey) {
+        if self.adopted.remove(&key).is_some() {
+            self.send_for(key, Kind::Release, &body::Release {});
+        }
+    }
+
+    /// The peer wants its blocks. It may be too late for that: then they are on their way.
+    pub(super) fn handle_recall(&mut self, key: HandoffKey) {
+        if let Some(lease) = self.adopted.get(&key).and_then(Weak::upgrade) {
+            lease.set_recalled();
+        }
     }
 
     pub(super) fn handle_rts(
@@ -278,19 +338,33 @@ impl Session {
         }
         let (tokens, order) =
             (rts.tokens as usize, PayloadOrder { block_tokens: rts.block_tokens });
-        let mut remote = None;
-        if let Some(region) = rts.region_key {
-            let total: u128 = rts.extents.iter().map(|extent| u128::from(extent.len)).sum();
-            if total != u128::from(order.payload_len(spec, tokens)) {
-                return Err("the extents do not have the payload's length");
-            }
-            let extents = rts
-                .extents
-                .iter()
-                .map(|e| Extent { offset: e.offset as usize, len: e.len as usize });
-            remote = Some((RegionKey(region), extents.collect()));
+        let mut manifest =
+            Manifest { tokens, order, meta: rts.meta, adoptable: 0, blocks: None, lease: None };
+        let Some(access) = self.peer_access.as_ref().filter(|_| !rts.blocks.is_empty()) else {
+            return Ok(manifest);
+        };
+        let theirs = access.shape.spec();
+        if rts.block_tokens != theirs.block_tokens
+            || rts.blocks.len() != theirs.blocks_for(tokens)
+            || rts.blocks.iter().any(|id| *id as usize >= access.shape.blocks())
+        {
+            return Err("the blocks are not those of the tokens");
         }
-        Ok(Manifest { tokens, order, meta: rts.meta, remote })
+        manifest.blocks = Some(rts.blocks.into());
+        manifest.lease =
+            rts.lease.map(|lease| LeaseId { slot: lease.slot, generation: lease.generation });
+        let same_len = spec.block_tokens == theirs.block_tokens;
+        if manifest.lease.is_some() && self.peer_pool.is_some() && same_len {
+            manifest.adoptable = tokens - tokens % spec.block_tokens as usize;
+        }
+        Ok(manifest)
+    }
+
+    /// The blocks of a manifest that can be read in place.
+    fn adopted_blocks(&self, manifest: &Manifest) -> Option<AdoptedBlocks> {
+        let lease = Lease::new(self.peer_pool.clone()?, manifest.lease?)?;
+        let count = manifest.adoptable / manifest.order.block_tokens as usize;
+        AdoptedBlocks::new(Arc::new(lease), manifest.blocks.as_ref()?[..count].to_vec())
     }
 
     /// Lands once bytes and digest are here and agree.
@@ -302,10 +376,12 @@ impl Session {
             drop(blocks);
             return self.fail_landing(key, LandError::Digest { arrived, sent });
         }
+        let adopted = landing.adopted.take();
+        let lease = adopted.as_ref().map(|adopted| Arc::downgrade(adopted.lease()));
         if let Some(state) = self.state_of(key) {
-            *state = State::Landed;
+            *state = State::Landed(lease);
         }
-        self.notices.push_back(Notice::Landed(key, blocks));
+        self.notices.push_back(Notice::Landed(key, Landed { adopted, blocks }));
     }
 
     /// Ends an offer for a reason of this side's.
@@ -370,15 +446,4 @@ impl Session {
         let decline = body::Decline { code: code.into(), reason: reason.to_owned() };
         self.send_for(key, Kind::Decline, &decline);
     }
-}
-
-/// What is left of `extents` after their first `skip` bytes.
-fn skip_bytes(extents: &[Extent], mut skip: u64) -> Vec<Extent> {
-    let cut = |extent: &Extent| {
-        let step = skip.min(extent.len as u64) as usize;
-        skip -= step as u64;
-        let rest = Extent { offset: extent.offset + step, len: extent.len - step };
-        (rest.len > 0).then_some(rest)
-    };
-    extents.iter().filter_map(cut).collect()
 }

@@ -13,10 +13,15 @@
 //!   Stream ═══════ payload ═══════════════>  or Get ═══════ payload
 //!             ATP {digest} ───────────────>  digests agree: Notice::Landed
 //!             <──────────────────────── ATS  commit()
+//!
+//!   adopted blocks stay here                 and are read there, in place
+//!             RECALL (pools run short) ───>  copy them home
+//!             <──────────────────── RELEASE  the last reader is gone
 //! ```
 //! The receiver ends every offer with exactly one `ATS` or `DECLINE`. The sender may `WITHDRAW` at any
 //! time before; the blocks of a pulled payload stay with the offer until the receiver's last word or
-//! the end of the link, since only then nobody reads them.
+//! the end of the link, since only then nobody reads them. Blocks that the receiver adopted stay under
+//! their lease until it releases them, or until the link ends: then the lease is revoked.
 
 mod error;
 mod identity;
@@ -24,17 +29,18 @@ mod incoming;
 mod outgoing;
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use uuid::Uuid;
 
 pub use error::{DeclineCode, LandError, OfferError, SessionEnd, SessionViolation};
-pub use identity::{Identity, Mismatch, SESSION_VERSIONS};
-pub use incoming::Manifest;
+pub use identity::{Identity, Mismatch, PoolAccess, SESSION_VERSIONS};
+pub use incoming::{Landed, Manifest};
 pub use outgoing::OfferPayload;
 
-use crate::pool::ReservedBlock;
+use crate::pool::{Grant, Lease, PeerMemory, PeerPool};
 use crate::transport::{
     Capabilities, Completion, LinkEvent, Op, OpId, OpMemory, Refused, RegionKey, Violation,
 };
@@ -88,6 +94,8 @@ enum PurposeKind {
 pub enum Action {
     /// Submit, then call [`Session::accepted`] or [`Session::refused`].
     Submit(Op, Purpose),
+    /// Look up a region of the peer's, then call [`Session::mapped`].
+    Map(RegionKey),
     /// Cancel.
     Cancel(OpId),
     /// Close the link in order.
@@ -115,7 +123,7 @@ pub enum Notice {
     /// The peer offers a handoff.
     Offered(HandoffKey, Manifest),
     /// An accepted payload is here, whole and checked. Nothing is committed yet.
-    Landed(HandoffKey, Vec<ReservedBlock>),
+    Landed(HandoffKey, Landed),
     /// An offer of the peer is over before its commit.
     LandFailed(HandoffKey, LandError),
     /// An offer of this side is over.
@@ -133,6 +141,8 @@ pub struct SessionCounters {
     pub late_frames: u64,
     /// Offers that are withdrawn but whose blocks a peer may still read.
     pub offers_in_quarantine: u64,
+    /// Blocks that the peer reads in place.
+    pub blocks_lent: u64,
 }
 
 /// One side of a connection.
@@ -140,11 +150,17 @@ pub struct SessionCounters {
 pub struct Session {
     identity: Identity,
     capabilities: Capabilities,
-    region: Option<RegionKey>,
+    access: Option<PoolAccess>,
+    peer_access: Option<PoolAccess>,
+    peer_pool: Option<Arc<PeerPool>>,
     timing: Timing,
     phase: Phase,
     outgoing: HashMap<HandoffKey, Outgoing>,
     incoming: HashMap<HandoffKey, Incoming>,
+    /// What the peer adopted, oldest first.
+    lent: Vec<(HandoffKey, Grant)>,
+    /// What this side adopted.
+    adopted: HashMap<HandoffKey, Weak<Lease>>,
     last_tag: u64,
     actions: VecDeque<Action>,
     notices: VecDeque<Notice>,
@@ -163,23 +179,27 @@ enum Phase {
 impl Session {
     /// Opens a session over a fresh link; the first action sends the hello.
     ///
-    /// `region` is the key under which the pool is registered with the link, where it could be.
+    /// `access` says how the peer reaches this side's pool, where it can.
     pub fn new(
         identity: Identity,
         capabilities: Capabilities,
-        region: Option<RegionKey>,
+        access: Option<PoolAccess>,
         timing: Timing,
         now: Instant,
     ) -> Self {
-        let hello = identity.to_hello();
+        let hello = identity.to_hello(access.as_ref());
         let mut session = Self {
             identity,
             capabilities,
-            region,
+            access,
+            peer_access: None,
+            peer_pool: None,
             timing,
             phase: Phase::AwaitHello { until: now + timing.hello_timeout },
             outgoing: HashMap::new(),
             incoming: HashMap::new(),
+            lent: Vec::new(),
+            adopted: HashMap::new(),
             last_tag: 0,
             actions: VecDeque::new(),
             notices: VecDeque::new(),
@@ -204,7 +224,12 @@ impl Session {
     /// Counters, now.
     pub fn counters(&self) -> SessionCounters {
         let withdrawn = self.outgoing.values().filter(|offer| offer.is_withdrawn()).count();
-        SessionCounters { offers_in_quarantine: withdrawn as u64, ..self.counters }
+        let lent = self.lent.iter().map(|(_, grant)| grant.blocks() as u64).sum();
+        SessionCounters {
+            offers_in_quarantine: withdrawn as u64,
+            blocks_lent: lent,
+            ..self.counters
+        }
     }
 
     /// Why the session is over, if it is.
@@ -214,7 +239,14 @@ impl Session {
 
     /// Whether any memory is still with the link or promised to the peer.
     pub fn is_idle(&self) -> bool {
-        self.outgoing.is_empty() && self.incoming.is_empty()
+        self.outgoing.is_empty() && self.incoming.is_empty() && self.lent.is_empty()
+    }
+
+    /// The answer to an [`Action::Map`].
+    pub fn mapped(&mut self, memory: Option<Arc<dyn PeerMemory>>) {
+        let shape = self.peer_access.as_ref().map(|access| access.shape.clone());
+        let pool = memory.zip(shape).and_then(|(memory, shape)| PeerPool::new(memory, shape));
+        self.peer_pool = pool.map(Arc::new);
     }
 
     /// The link took the operation of an [`Action::Submit`].
@@ -318,6 +350,8 @@ impl Session {
             Kind::Ats => self.handle_ats(key)?,
             Kind::Decline => self.handle_decline(key, decode_body(&header, body)?),
             Kind::Withdraw => self.handle_withdraw(key),
+            Kind::Release => self.handle_release(key),
+            Kind::Recall => self.handle_recall(key),
             Kind::Message => {
                 let body::AppMessage { kind, body } = decode_body(&header, body)?;
                 let (request, epoch) = (header.request, header.epoch);
@@ -341,8 +375,14 @@ impl Session {
 
     fn handle_hello(&mut self, hello: body::Hello) -> Result<(), SessionViolation> {
         match identity::check_hello(&self.identity, hello) {
-            Ok(peer) => {
+            Ok((peer, access)) => {
                 self.phase = Phase::Open;
+                if let Some(access) = &access
+                    && self.capabilities.adopt
+                {
+                    self.actions.push_back(Action::Map(access.region));
+                }
+                self.peer_access = access;
                 self.notices.push_back(Notice::Ready(peer));
             }
             Err(mismatch) => {
@@ -372,12 +412,16 @@ impl Session {
             // Operations that were still with the link have completed by now.
             self.outgoing.clear();
             self.incoming.clear();
+            self.lent.clear();
             return;
         }
         let link_is_gone = matches!(end, SessionEnd::Link(_));
         self.phase = Phase::Ended(end.clone());
         self.fail_outgoing(&end, link_is_gone);
         self.fail_incoming(&end, link_is_gone);
+        if link_is_gone {
+            self.lent.clear();
+        }
         self.notices.push_back(Notice::Ended(end));
         self.actions.push_back(Action::Close);
     }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::error::{OfferError, SessionEnd, SessionViolation};
 use super::{Action, HandoffKey, Notice, Purpose, PurposeKind, Session};
-use crate::pool::{Cursor, Digest, GatherList, PayloadOrder, SealedBlock};
+use crate::pool::{Cursor, Digest, GatherList, Grant, ListError, PayloadOrder, SealedBlock};
 use crate::transport::{Op, OpError, OpId, StreamTag};
 use crate::wire::{Header, Kind, body, encode_frame};
 
@@ -33,6 +33,10 @@ pub(super) struct Outgoing {
     answered: bool,
     /// The receiver can reach the blocks by itself, and may do so until its last word.
     reachable: bool,
+    /// Under which the receiver may keep blocks.
+    grant: Option<Grant>,
+    /// How many of the first blocks the receiver keeps, if it commits.
+    adopted: usize,
 }
 
 #[derive(Debug)]
@@ -75,7 +79,12 @@ impl Outgoing {
         PayloadOrder { block_tokens: self.blocks[0].pool().spec().block_tokens }
     }
 
-    fn list(&self, from: usize) -> Result<GatherList, crate::pool::ListError> {
+    /// Whether blocks and tokens fit together, without looking for their bytes.
+    fn check(&self) -> Result<(), ListError> {
+        GatherList::check(self.blocks[0].pool(), &self.blocks, self.order(), &(0..self.tokens))
+    }
+
+    fn list(&self, from: usize) -> Result<GatherList, ListError> {
         let pool = self.blocks[0].pool();
         GatherList::new(pool, &self.blocks, self.order(), from..self.tokens)
     }
@@ -96,14 +105,17 @@ impl Session {
         if let Some(end) = self.end() {
             return Err(OfferError::Ended(end.clone()));
         }
-        if self.outgoing.contains_key(&key) {
+        if self.outgoing.contains_key(&key) || self.lent.iter().any(|(lent, _)| *lent == key) {
             return Err(OfferError::Duplicate);
         }
         let OfferPayload { blocks, tokens, meta } = payload;
-        let reachable = self.capabilities.get && self.region.is_some();
-        let (state, withdrawn, answered) = (State::Offered, false, false);
-        let offer = Outgoing { blocks, tokens, state, withdrawn, answered, reachable };
-        let list = offer.list(0)?;
+        let reachable = self.capabilities.get && self.access.is_some();
+        let grant = blocks.first().filter(|_| reachable && self.capabilities.adopt);
+        let grant = grant.and_then(|block| block.pool().grant());
+        let (state, withdrawn, answered, adopted) = (State::Offered, false, false, 0);
+        let offer =
+            Outgoing { blocks, tokens, state, withdrawn, answered, reachable, grant, adopted };
+        offer.check()?;
         let mut rts = body::Rts {
             tokens: tokens as u64,
             block_tokens: offer.order().block_tokens,
@@ -111,12 +123,11 @@ impl Session {
             ..body::Rts::default()
         };
         if reachable {
-            rts.region_key = self.region.map(|key| key.0);
-            rts.extents = list
-                .extents()
-                .iter()
-                .map(|e| body::ExtentRun { offset: e.offset as u64, len: e.len as u64 })
-                .collect();
+            rts.blocks = offer.blocks.iter().map(SealedBlock::id).collect();
+            rts.lease = offer.grant.as_ref().map(|grant| {
+                let id = grant.id();
+                body::Lease { slot: id.slot, generation: id.generation }
+            });
         }
         let header = Header::control(Kind::Rts, key.request, key.epoch);
         self.send(encode_frame(header, &rts)?);
@@ -164,6 +175,14 @@ impl Session {
             return Err(SessionViolation::OutOfPlace(Kind::Rtr));
         }
         let from = rtr.needed_from as usize;
+        if rtr.adopts {
+            let block_tokens = offer.order().block_tokens as usize;
+            let whole = from > 0 && from <= offer.tokens && from.is_multiple_of(block_tokens);
+            if offer.grant.is_none() || rtr.tag != 0 || !whole {
+                return Err(SessionViolation::BadRange);
+            }
+            offer.adopted = from / block_tokens;
+        }
         if from == offer.tokens {
             self.all_sent(key, Digest::default().value());
             return Ok(());
@@ -195,11 +214,47 @@ impl Session {
                 if !withdrawn {
                     self.notices.push_back(Notice::OfferEnded(key, Ok(())));
                 }
-                self.outgoing.remove(&key);
+                self.lend(key);
             }
             Some(_) => return Err(SessionViolation::OutOfPlace(Kind::Ats)),
         }
         Ok(())
+    }
+
+    /// The handoff is over; what the receiver adopted stays under its lease.
+    fn lend(&mut self, key: HandoffKey) {
+        let Some(Outgoing { mut blocks, grant, adopted, .. }) = self.outgoing.remove(&key) else {
+            return;
+        };
+        if let Some(mut grant) = grant.filter(|_| adopted > 0) {
+            blocks.truncate(adopted);
+            grant.lend(blocks);
+            self.lent.push((key, grant));
+        }
+    }
+
+    pub(super) fn handle_release(&mut self, key: HandoffKey) {
+        match self.lent.iter().position(|(lent, _)| *lent == key) {
+            Some(index) => drop(self.lent.remove(index)),
+            // Of an older life of the lease: it was over already.
+            None => self.counters.late_frames += 1,
+        }
+    }
+
+    /// Asks the peer for the blocks that it has adopted longest ago, of those that it was not asked
+    /// for yet. False when there are none.
+    pub fn recall_oldest(&mut self) -> bool {
+        let oldest = self.lent.iter_mut().find(|(_, grant)| !grant.is_recalled());
+        let Some((key, grant)) = oldest else { return false };
+        grant.recall();
+        let key = *key;
+        self.send_for(key, Kind::Recall, &body::Recall {});
+        true
+    }
+
+    /// Whether blocks are lent that were not asked for yet.
+    pub fn can_recall(&self) -> bool {
+        self.end().is_none() && self.lent.iter().any(|(_, grant)| !grant.is_recalled())
     }
 
     pub(super) fn handle_decline(&mut self, key: HandoffKey, decline: body::Decline) {

@@ -1,19 +1,22 @@
 //! Two sessions over a link that this test plays: random steps, and what must always hold.
 //!
 //! Control frames wait in two queues, operations wait until a step completes them, users offer, accept,
-//! withdraw, abandon and commit at any moment, and the link may die. After every step all free blocks
-//! of the sender are overwritten, so that a block which is freed while a peer may still read it shows.
+//! withdraw, abandon, commit, recall and release at any moment, and the link may die. After every step
+//! all free blocks of the sender are overwritten, so that a block which is freed while a peer may still
+//! read it shows.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use blockwire::clock;
 use blockwire::pool::{
-    BlockPool, Cursor, Digest, Dtype, GatherList, KvSequence, KvSpec, PoolOptions, ReservedBlock,
-    ScatterList,
+    BlockPool, Cursor, Digest, Dtype, GatherList, KvSequence, KvSpec, PeerMemory, PoolOptions,
+    ReservedBlock, ScatterList, TransferStats,
 };
 use blockwire::session::{
-    Action, DeclineCode, HandoffKey, Identity, Notice, OfferPayload, Session, Timing,
+    Action, DeclineCode, HandoffKey, Identity, Landed, Notice, OfferPayload, PoolAccess, Session,
+    Timing,
 };
 use blockwire::transport::{
     Capabilities, CloseReason, Completion, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
@@ -32,6 +35,15 @@ fn pool() -> BlockPool {
     BlockPool::new(PoolOptions::new(KvSpec::uniform(4, 2, 1, 8, Dtype::F16), 12)).unwrap()
 }
 
+/// How the payload comes to the receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Push,
+    Pull,
+    /// Pulled where the number is odd, else adopted.
+    Adopt,
+}
+
 /// What a user knows of a handoff.
 #[derive(Debug, Default)]
 struct Known {
@@ -40,12 +52,14 @@ struct Known {
     receiver_ended: u32,
     at_receiver: bool,
     accepted: bool,
-    landed: Option<Vec<ReservedBlock>>,
+    landed: Option<Landed>,
+    /// What was committed and is read in place.
+    adopted: Option<KvSequence>,
     committed: bool,
 }
 
 struct World {
-    pulls: bool,
+    way: Way,
     pools: [BlockPool; 2],
     sessions: [Session; 2],
     wires: [VecDeque<Bytes>; 2],
@@ -56,20 +70,26 @@ struct World {
 }
 
 impl World {
-    fn new(pulls: bool) -> Self {
+    fn new(way: Way) -> Self {
         let pools = [pool(), pool()];
-        let capabilities =
-            Capabilities { stream: !pulls, get: pulls, copies_per_byte: 1, same_host: true };
+        let capabilities = Capabilities {
+            stream: way == Way::Push,
+            get: way != Way::Push,
+            adopt: way == Way::Adopt,
+            copies_per_byte: 1,
+            same_host: true,
+        };
         let session = |pool: &BlockPool| {
             let identity =
                 Identity { geometry: Some(pool.spec().clone()), ..Identity::new("side") };
-            let region = pulls.then_some(RegionKey(0));
-            Session::new(identity, capabilities, region, Timing::default(), clock::now())
+            let shape = pool.shape().clone();
+            let access = (way != Way::Push).then_some(PoolAccess { region: RegionKey(0), shape });
+            Session::new(identity, capabilities, access, Timing::default(), clock::now())
         };
         let sessions = [session(&pools[0]), session(&pools[1])];
         let (wires, ops) = (Default::default(), Default::default());
         let known = BTreeMap::new();
-        let mut world = Self { pulls, pools, sessions, wires, ops, next_op: 0, dead: false, known };
+        let mut world = Self { way, pools, sessions, wires, ops, next_op: 0, dead: false, known };
         world.settle();
         world.deliver(SENDER);
         world.deliver(RECEIVER);
@@ -101,9 +121,14 @@ impl World {
         if !known.at_receiver || known.accepted || known.receiver_ended > 0 {
             return;
         }
-        if let Ok(blocks) = self.pools[RECEIVER].try_reserve(2) {
+        let (pool, session) = (&self.pools[RECEIVER], &mut self.sessions[RECEIVER]);
+        let adopts = self.way == Way::Adopt && number.is_multiple_of(2);
+        if let Ok(blocks) = pool.try_reserve(if adopts { 1 } else { 2 }) {
             known.accepted = true;
-            self.sessions[RECEIVER].accept(Self::key(number), &self.pools[RECEIVER], blocks, 0);
+            match adopts {
+                true => session.adopt(Self::key(number), pool, blocks),
+                false => session.accept(Self::key(number), pool, blocks, 0),
+            }
         }
     }
 
@@ -132,23 +157,43 @@ impl World {
 
     fn commit(&mut self, number: u32) {
         let known = self.known.get_mut(&number).unwrap();
-        let Some(blocks) = known.landed.take() else { return };
+        let Some(Landed { adopted, blocks }) = known.landed.take() else { return };
         if self.sessions[RECEIVER].commit(Self::key(number)) {
             known.committed = true;
             known.receiver_ended += 1;
             let pool = &self.pools[RECEIVER];
-            let mut sequence = KvSequence::from_blocks(pool, vec![], blocks, TOKENS).unwrap();
-            for (token, block) in
-                sequence.finish().iter().flat_map(|b| (0..4).map(move |t| (t, b))).take(TOKENS)
-            {
-                let bytes = block.token_bytes(token);
-                let wrong = bytes
-                    .iter()
-                    .flatten()
-                    .flat_map(|b| b.iter())
-                    .any(|b| *b != Self::pattern(number));
-                assert!(!wrong, "committed bytes are not what was offered");
+            match adopted {
+                Some(adopted) => {
+                    let sequence = KvSequence::from_adopted(pool, adopted, blocks, TOKENS).unwrap();
+                    known.adopted = Some(sequence);
+                }
+                None => check(
+                    KvSequence::from_blocks(pool, vec![], blocks, TOKENS).unwrap(),
+                    Self::pattern(number),
+                ),
             }
+        }
+    }
+
+    /// The receiver copies what it was asked for.
+    fn bring_home(&mut self, number: u32) {
+        let known = self.known.get_mut(&number).unwrap();
+        let Some(mut sequence) = known.adopted.take() else { return };
+        let recalled = sequence.recalled_blocks();
+        if recalled == 0 {
+            known.adopted = Some(sequence);
+        } else if let Ok(blocks) = self.pools[RECEIVER].try_reserve(recalled) {
+            if sequence.bring_home(blocks, &TransferStats::default()).is_ok() {
+                check(sequence, Self::pattern(number));
+            }
+            self.sessions[RECEIVER].release(Self::key(number));
+        }
+    }
+
+    /// The receiver needs an adopted sequence no more.
+    fn release(&mut self, number: u32) {
+        if self.known.get_mut(&number).unwrap().adopted.take().is_some() {
+            self.sessions[RECEIVER].release(Self::key(number));
         }
     }
 
@@ -243,6 +288,14 @@ impl World {
         for mut block in self.pools[SENDER].try_reserve(free).unwrap() {
             block.fill(OVERWRITTEN);
         }
+        for (number, known) in &self.known {
+            if let Some(sequence) = &known.adopted {
+                let bytes = read_adopted(sequence);
+                let good = bytes.iter().all(|byte| *byte == Self::pattern(*number));
+                assert!(good || !sequence.is_intact(), "a lent block was freed in silence");
+                assert!(!self.dead || !sequence.is_intact(), "a lease outlived its link");
+            }
+        }
         for (_, op, _) in &self.ops[RECEIVER] {
             if let Op::Get { extents, .. } = op {
                 let (bytes, _) = read_extents(&self.pools[SENDER], extents);
@@ -266,6 +319,10 @@ impl World {
                     op => self.ops[side].push((id, op, false)),
                 }
             }
+            Action::Map(_) => {
+                let memory: Arc<dyn PeerMemory> = self.pools[1 - side].region().clone();
+                self.sessions[side].mapped(Some(memory));
+            }
             Action::Cancel(id) => {
                 self.ops[side].iter_mut().filter(|op| op.0 == id).for_each(|op| op.2 = true);
             }
@@ -280,10 +337,10 @@ impl World {
                 assert_eq!(manifest.tokens, TOKENS);
                 self.known.get_mut(&number(key)).unwrap().at_receiver = true;
             }
-            Notice::Landed(key, blocks) => {
+            Notice::Landed(key, landed) => {
                 let known = self.known.get_mut(&number(key)).unwrap();
                 assert_eq!(known.receiver_ended, 0, "landed after its end");
-                known.landed = Some(blocks);
+                known.landed = Some(landed);
             }
             Notice::LandFailed(key, _) => {
                 let known = self.known.get_mut(&number(key)).unwrap();
@@ -315,6 +372,8 @@ impl World {
                 self.settle();
                 self.commit(number);
                 self.settle();
+                self.release(number);
+                self.settle();
             }
         }
     }
@@ -327,8 +386,37 @@ impl World {
         for (side, pool) in self.pools.iter().enumerate() {
             assert_eq!(pool.accounting().free, 12, "side {side} leaks: {:?}", pool.accounting());
         }
-        assert!(self.sessions.iter().all(Session::is_idle), "pulls: {}", self.pulls);
+        assert!(self.sessions.iter().all(Session::is_idle), "{:?}", self.way);
     }
+}
+
+/// Every byte of a committed sequence is what was offered.
+fn check(mut sequence: KvSequence, pattern: u8) {
+    assert!(sequence.adopted().is_none());
+    for (token, block) in
+        sequence.finish().iter().flat_map(|b| (0..4).map(move |t| (t, b))).take(TOKENS)
+    {
+        let bytes = block.token_bytes(token);
+        let wrong = bytes.iter().flatten().flat_map(|b| b.iter()).any(|b| *b != pattern);
+        assert!(!wrong, "committed bytes are not what was offered");
+    }
+}
+
+/// The bytes of the adopted blocks, where they lie.
+fn read_adopted(sequence: &KvSequence) -> Vec<u8> {
+    let adopted = sequence.adopted().unwrap();
+    let (base, shape) = (adopted.peer().base(), adopted.peer().shape());
+    let plane = shape.plane(0, blockwire::pool::Part::Key).unwrap();
+    let len = shape.spec().block_bytes();
+    let block = |id: &u32| {
+        // SAFETY: a block-major block of the peer's is one run of bytes inside its mapped memory; this
+        // test has one thread, so that nobody writes meanwhile.
+        unsafe {
+            let start = base.as_ptr().add(*id as usize * plane.block_stride);
+            std::slice::from_raw_parts(start, len)
+        }
+    };
+    adopted.ids().iter().flat_map(block).copied().collect()
 }
 
 fn memory_of(op: Op) -> OpMemory {
@@ -381,6 +469,9 @@ fn step(world: &mut World, kind: u8, number: u32, index: usize) {
         9 if offered => world.abandon(number),
         10 if offered => world.commit(number),
         11 if index.is_multiple_of(16) && !world.dead => world.die(),
+        12 if offered => world.release(number),
+        13 => drop(world.sessions[SENDER].recall_oldest()),
+        14 if offered => world.bring_home(number),
         _ => {}
     }
     world.settle();
@@ -391,10 +482,10 @@ proptest! {
 
     #[test]
     fn every_offer_ends_once_and_every_block_comes_back(
-        pulls: bool,
-        steps in proptest::collection::vec((0u8..12, any::<u32>(), any::<usize>()), 0..120),
+        way in prop_oneof![Just(Way::Push), Just(Way::Pull), Just(Way::Adopt)],
+        steps in proptest::collection::vec((0u8..15, any::<u32>(), any::<usize>()), 0..120),
     ) {
-        let mut world = World::new(pulls);
+        let mut world = World::new(way);
         for (kind, number, index) in steps {
             step(&mut world, kind, number, index);
         }

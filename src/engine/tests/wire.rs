@@ -18,17 +18,21 @@ fn frames() -> Vec<(&'static str, Bytes)> {
         tokens: 17,
         block_tokens: 16,
         meta: Bytes::from_static(b"meta"),
-        region_key: Some(1),
-        extents: vec![body::ExtentRun { offset: 4096, len: 512 }],
+        blocks: vec![7, 300],
+        lease: Some(body::Lease { slot: 2, generation: 5 }),
     };
-    let rtr = body::Rtr { tag: 3, needed_from: 16 };
+    let rtr = body::Rtr { tag: 3, needed_from: 16, adopts: false };
+    let adopting = body::Rtr { tag: 0, needed_from: 16, adopts: true };
     let atp = body::Atp { digest: 0x0123_4567_89ab_cdef };
     let message = body::AppMessage { kind: 2, body: Bytes::from_static(b"hi") };
     vec![
         ("rts", encode_frame(control(Kind::Rts), &rts).unwrap()),
         ("rtr", encode_frame(control(Kind::Rtr), &rtr).unwrap()),
+        ("rtr adopting", encode_frame(control(Kind::Rtr), &adopting).unwrap()),
         ("atp", encode_frame(control(Kind::Atp), &atp).unwrap()),
         ("ats", encode_frame(control(Kind::Ats), &body::Ats {}).unwrap()),
+        ("release", encode_frame(control(Kind::Release), &body::Release {}).unwrap()),
+        ("recall", encode_frame(control(Kind::Recall), &body::Recall {}).unwrap()),
         ("message", encode_frame(control(Kind::Message), &message).unwrap()),
         ("payload header", Header::payload(3, 65_536, 4096).encode(&[]).to_vec().into()),
     ]

@@ -37,7 +37,7 @@ use bytes::Bytes;
 pub use address::{Address, AddressError};
 pub use error::{CloseReason, ConnectError, ListenError, OpError, RegisterError, Violation};
 
-use crate::pool::{Extent, GatherList, Region, ScatterList, TransferStats};
+use crate::pool::{Extent, GatherList, PeerMemory, Region, ScatterList, TransferStats};
 
 /// A future of the driver's thread.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -88,6 +88,8 @@ pub struct Capabilities {
     pub stream: bool,
     /// `register` and `Get` work.
     pub get: bool,
+    /// `peer_memory` works: payload can be read where it lies.
+    pub adopt: bool,
     /// Copies that a payload byte makes in user space, both sides together.
     pub copies_per_byte: u8,
     /// Both ends run on one host.
@@ -183,6 +185,10 @@ pub trait Link {
     /// # Errors
     /// [`RegisterError`] where the link has no `get`, or the region's pages cannot be shared.
     fn register(&mut self, region: &Arc<Region>) -> Result<RegionKey, RegisterError>;
+
+    /// A region that the peer registered, to be read in place; none where the link cannot reach it. It
+    /// stays mapped for as long as it is held, also after the link's and the peer's end.
+    fn peer_memory(&mut self, key: RegionKey) -> Option<Arc<dyn PeerMemory>>;
 
     /// Takes an operation.
     ///

@@ -44,6 +44,10 @@ pub enum Kind {
     Decline = 20,
     /// The sender takes the offer back.
     Withdraw = 21,
+    /// The receiver lets go of blocks that it read in place.
+    Release = 22,
+    /// The sender asks for blocks that the receiver reads in place.
+    Recall = 23,
     /// A message of the layer above.
     Message = 32,
     /// Are you there?
@@ -59,12 +63,12 @@ pub enum Kind {
 impl Kind {
     fn parse(raw: u16) -> Option<Self> {
         use Kind::{
-            Atp, Ats, Decline, Goodbye, Hello, Message, Payload, Ping, Pong, Refuse, Rtr, Rts,
-            Withdraw,
+            Atp, Ats, Decline, Goodbye, Hello, Message, Payload, Ping, Pong, Recall, Refuse,
+            Release, Rtr, Rts, Withdraw,
         };
         [
-            Hello, Refuse, Rts, Rtr, Atp, Ats, Decline, Withdraw, Message, Ping, Pong, Goodbye,
-            Payload,
+            Hello, Refuse, Rts, Rtr, Atp, Ats, Decline, Withdraw, Release, Recall, Message, Ping,
+            Pong, Goodbye, Payload,
         ]
         .into_iter()
         .find(|kind| *kind as u16 == raw)

@@ -2,9 +2,10 @@
 //!
 //! Invariant 1, of every [`Plan`]: tokens are in the vocabulary; every row's position lies in an
 //! exclusively owned block of its sequence; all positions up to it are written, or rows of the plan;
-//! all sequences lie in one pool, whose planes have the model's shape.
+//! all sequences lie in one pool, whose planes have the model's shape; so have those of the peer's pool
+//! in which a sequence's first blocks may lie, in blocks of the same length.
 
-use blockwire::pool::{BlockPool, KvSpec};
+use blockwire::pool::{AdoptedBlocks, BlockPool, KvSequence, KvSpec};
 
 use crate::model::{Batch, ForwardError, Row};
 
@@ -15,7 +16,7 @@ const QUERIES: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     pool: Option<&'a BlockPool>,
-    tables: Vec<&'a [u32]>,
+    sequences: Vec<&'a KvSequence>,
     rows: &'a [Row],
     runs: Vec<Run>,
 }
@@ -43,9 +44,9 @@ impl<'a> Plan<'a> {
             check_pool(batch, pool, spec(pool.spec().block_tokens))?;
         }
         check_rows(batch, vocab)?;
-        let tables = batch.sequences.iter().map(|sequence| sequence.block_table()).collect();
+        let sequences = batch.sequences.iter().map(|sequence| &**sequence).collect();
         let runs = runs(&batch.rows, (QUERIES / group).max(1));
-        Ok(Self { pool, tables, rows: &batch.rows, runs })
+        Ok(Self { pool, sequences, rows: &batch.rows, runs })
     }
 
     /// The pool; `None` only when there are no sequences, hence no rows.
@@ -60,7 +61,12 @@ impl<'a> Plan<'a> {
 
     /// The block table of a row's sequence.
     pub(crate) fn table(&self, row: usize) -> &'a [u32] {
-        self.tables[self.rows[row].sequence]
+        self.sequences[self.rows[row].sequence].block_table()
+    }
+
+    /// The first blocks of a row's sequence, where they lie in a peer's pool.
+    pub(crate) fn adopted(&self, row: usize) -> Option<&'a AdoptedBlocks> {
+        self.sequences[self.rows[row].sequence].adopted()
     }
 
     /// The pieces of attention work; together all rows, each once.
@@ -86,8 +92,12 @@ fn check_pool(batch: &Batch<'_>, pool: &BlockPool, model: KvSpec) -> Result<(), 
     if let Some(sequence) = foreign {
         return Err(ForwardError::SeveralPools { sequence });
     }
-    if !pool.spec().same_geometry(&model) {
-        return Err(ForwardError::Geometry { model, pool: pool.spec().clone() });
+    let adopted = batch.sequences.iter().filter_map(|sequence| sequence.adopted());
+    let specs = adopted.map(|adopted| adopted.peer().shape().spec()).chain([pool.spec()]);
+    for spec in specs {
+        if *spec != model {
+            return Err(ForwardError::Geometry { model, pool: spec.clone() });
+        }
     }
     Ok(())
 }

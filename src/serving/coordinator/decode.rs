@@ -1,7 +1,7 @@
 //! The decode role: take a cache over, join the running batch, generate.
 
 use blockwire::endpoint::IncomingHandoff;
-use blockwire::ingest::{IngestError, ingest_sequence_handoff};
+use blockwire::ingest::{IngestError, IngestOptions, ingest_sequence_handoff};
 use blockwire::session::DeclineCode;
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -60,10 +60,15 @@ impl ServingCoordinator {
         }
         let pool = self.scheduler.pool();
         let growth = (request.max_tokens as usize).min(pool.spec().block_tokens as usize);
-        let limit = self.scheduler.facts().context_len;
+        let tokens_max = self.scheduler.facts().context_len;
+        let options = IngestOptions { tokens_max, growth, adopt: self.adopt };
         let sequence =
-            ingest_sequence_handoff(incoming, pool, limit, growth).await.map_err(ingest_failure)?;
-        self.metrics.taken_over(sequence.len() as u64 * pool.spec().token_bytes() as u64);
+            ingest_sequence_handoff(incoming, pool, options).await.map_err(ingest_failure)?;
+        let adopted = sequence.adopted().map_or(0, |adopted| adopted.ids().len());
+        self.metrics.taken_over(
+            sequence.len() as u64 * pool.spec().token_bytes() as u64,
+            adopted as u64 * pool.spec().block_bytes() as u64,
+        );
         // The router learns that the prefill node is needed no more.
         let accepted = TokenEvent::Started(Started::default());
         let _ = results.send(ResultFrame::carrying(Phase::Continuation, accepted)).await;

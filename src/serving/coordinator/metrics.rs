@@ -22,6 +22,7 @@ pub struct HandoffMetrics {
     seconds: Histogram,
     received: Counter,
     received_bytes: Counter,
+    adopted_bytes: Counter,
 }
 
 impl HandoffMetrics {
@@ -33,6 +34,7 @@ impl HandoffMetrics {
             seconds: Histogram::new(HANDOFF_BUCKETS),
             received: Counter::default(),
             received_bytes: Counter::default(),
+            adopted_bytes: Counter::default(),
         };
         metrics.register("handoffs_sent", "Caches handed over", own.sent.clone());
         let help = "Bytes of the caches handed over";
@@ -42,6 +44,8 @@ impl HandoffMetrics {
         metrics.register("handoffs_received", "Caches taken over", own.received.clone());
         let help = "Bytes of the caches taken over";
         metrics.register("handoff_received_bytes", help, own.received_bytes.clone());
+        let help = "Bytes of the caches taken over that were left where they were";
+        metrics.register("handoff_adopted_bytes", help, own.adopted_bytes.clone());
         metrics.register_collector(PayloadCollector);
         own
     }
@@ -52,9 +56,10 @@ impl HandoffMetrics {
         self.seconds.observe(elapsed.as_secs_f64());
     }
 
-    pub(super) fn taken_over(&self, bytes: u64) {
+    pub(super) fn taken_over(&self, bytes: u64, adopted: u64) {
         self.received.inc();
         self.received_bytes.inc_by(bytes);
+        self.adopted_bytes.inc_by(adopted);
     }
 }
 

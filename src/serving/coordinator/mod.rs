@@ -37,6 +37,7 @@ pub struct ServingCoordinator {
     endpoint: Arc<Endpoint>,
     scheduler: BatchScheduler,
     metrics: HandoffMetrics,
+    adopt: bool,
 }
 
 impl ServingCoordinator {
@@ -47,7 +48,13 @@ impl ServingCoordinator {
         scheduler: BatchScheduler,
         metrics: HandoffMetrics,
     ) -> Self {
-        Self { endpoint, scheduler, metrics }
+        Self { endpoint, scheduler, metrics, adopt: true }
+    }
+
+    /// Copies every cache into the own pool, also where the peer's blocks could be read in place.
+    #[must_use]
+    pub fn without_adoption(self) -> Self {
+        Self { adopt: false, ..self }
     }
 
     /// The scheduler.

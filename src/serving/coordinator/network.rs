@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::time::Duration;
 
 use blockwire::endpoint::{Connection, Event, IncomingHandoff, Listening};
 use blockwire::session::{DeclineCode, PeerMessage};
@@ -19,7 +20,9 @@ use crate::backend::{GenerateError, TokenEvent};
 use crate::protocol::{DecodeMetaFrame, NodeRole, Phase, PrefillRequestFrame, ResultFrame, kind};
 
 /// Longest a node goes on with its requests after it was told to stop.
-const DRAIN_MAX: std::time::Duration = std::time::Duration::from_secs(30);
+const DRAIN_MAX: Duration = Duration::from_secs(30);
+/// Between two looks whether lent blocks are back.
+const LENT_PAUSE: Duration = Duration::from_millis(10);
 
 impl ServingCoordinator {
     /// Serves routers that dial `listening` and hands their caches to `decode_peers`, until `stop`
@@ -46,6 +49,22 @@ impl ServingCoordinator {
             }
         })
         .await;
+        self.wait_for_lent(&decode).await;
+    }
+
+    /// Waits until the decode nodes have copied what they read in this node's pool. One that does not in
+    /// time computes its prompts again.
+    async fn wait_for_lent(&self, decode: &PeerSet) {
+        decode.connected().iter().for_each(Connection::recall_all);
+        let pool = self.scheduler.pool();
+        let given_back = async {
+            while pool.lent_blocks() > 0 {
+                tokio::time::sleep(LENT_PAUSE).await;
+            }
+        };
+        if tokio::time::timeout(DRAIN_MAX, given_back).await.is_err() {
+            tracing::warn!(blocks = pool.lent_blocks(), "stopping while decode nodes read here");
+        }
     }
 
     /// Takes caches from prefill nodes that dial `listening` and reports to routers that dial it too,

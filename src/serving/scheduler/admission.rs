@@ -7,12 +7,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc as std_mpsc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use blockwire::pool::{KvSequence, Reserve, ReserveError, ReservedBlock};
+use blockwire::pool::{KvSequence, Reserve, ReserveError, ReservedBlock, TransferStats};
 
+use super::job::Job;
 use super::stats::count;
 use super::tail;
 use super::worker::{Command, Worker};
 use crate::backend::GenerateError;
+
+/// Bytes copied home in one step: a few milliseconds.
+const HOME_BYTES: usize = 32 << 20;
 
 /// A place in the pool's queue.
 pub(super) struct Place {
@@ -110,16 +114,38 @@ impl Worker {
 
     /// Takes the blocks of a running job; it is computed again from its tokens, and gets the same.
     fn preempt(&mut self, index: usize) {
-        let mut job = self.running.remove(index);
+        let job = self.running.remove(index);
         count(&self.counters.preemptions);
+        tracing::info!(id = %job.request.id, tokens = job.cached(), "preempted: the pool is full");
+        self.start_over(job);
+    }
+
+    /// Lets a job wait until it is computed again from its tokens, of which it gets the same.
+    pub(super) fn start_over(&mut self, mut job: Job) {
         if std::mem::take(&mut job.handed_over) {
             count(&self.counters.handoff_recomputes);
         }
-        tracing::info!(id = %job.request.id, tokens = job.cached(), "preempted: the pool is full");
         job.sequence = None;
         job.blocks_told = 0;
         self.counters.waiting.fetch_add(1, Relaxed);
         self.insert_waiting(job);
+    }
+
+    /// Copies blocks that peers ask for into this pool, as far as it has room: so much a step that
+    /// the others hardly notice. What does not fit now waits until somebody is done.
+    pub(super) fn bring_home(&mut self) {
+        let mut left = (HOME_BYTES / self.pool.spec().block_bytes()).max(1);
+        for job in &mut self.running {
+            let Some(sequence) = &mut job.sequence else { continue };
+            let recalled = sequence.recalled_blocks();
+            let free = self.pool.accounting().free;
+            let Ok(blocks) = self.pool.try_reserve_growth(recalled.min(left).min(free)) else {
+                continue;
+            };
+            left -= blocks.len();
+            // A lease that was lost is noticed after the step, like any other.
+            let _ = sequence.bring_home(blocks, TransferStats::of_process());
+        }
     }
 }
 

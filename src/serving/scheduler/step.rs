@@ -4,6 +4,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
 
+use blockwire::pool::KvSequence;
 use blockwire_runtime::model::{Batch, ForwardError, Logits};
 use blockwire_runtime::sampling::{History, SampledToken, SamplingError, sample, top_logprobs};
 
@@ -104,8 +105,16 @@ impl Worker {
                 self.running.push(job);
                 continue;
             }
+            let wants_logits = job.pending() == 0;
+            sampled += usize::from(wants_logits);
+            if !job.sequence.as_ref().is_none_or(KvSequence::is_intact) {
+                // What this step read may be torn: none of it is shown to anybody.
+                tracing::warn!(id = %job.request.id, "the peer took its blocks back: computed again");
+                self.start_over(job);
+                continue;
+            }
             self.count_rows(&mut job, *rows);
-            if job.pending() > 0 {
+            if !wants_logits {
                 tracing::debug!(
                     id = %job.request.id, done = job.cached(), total = job.tokens.len(), "prefill"
                 );
@@ -113,8 +122,7 @@ impl Worker {
                 self.running.push(job);
                 continue;
             }
-            let row = logits.row(sampled);
-            sampled += 1;
+            let row = logits.row(sampled - 1);
             if let Some(job) = self.draw(job, row) {
                 self.running.push(job);
             }

@@ -77,6 +77,7 @@ impl Worker {
                 return self.fail_all();
             }
             self.sweep(clock::now());
+            self.bring_home();
             self.admit();
             self.publish();
             if !self.running.is_empty() {

@@ -10,7 +10,7 @@ use crate::cpu::{
     kernels::{
         Level,
         attention::{Attend, Scratch, Shape},
-        pages::Pages,
+        pages::{Pages, Slab},
     },
     plan::{Plan, Run},
     shared::SharedMut,
@@ -81,14 +81,15 @@ impl Work<'_> {
             let (row, kv_head) = place(index);
             queries.copy_from_slice(&self.heads[row * stride + kv_head * width..][..width]);
         }
-        let table = self.plan.table(first_row);
-        let keys = self.keys.pages(table, kv_heads.start * head_dim);
-        let values = self.values.pages(table, kv_heads.start * head_dim);
+        let keys = self.keys.pages(self.plan, first_row, kv_heads.start * head_dim);
+        let values = self.values.pages(self.plan, first_row, kv_heads.start * head_dim);
         let first_position = self.plan.rows()[first_row].position;
         // SAFETY: the plan's invariant 1: all positions up to the last row's lie in blocks of the
-        // sequence, hence inside the pool's region, and are written, by earlier passes or by
-        // `write_cache` of this layer, which is over. Nobody writes there while the batch borrows the
-        // sequences: their blocks are sealed or exclusively theirs.
+        // sequence, hence inside the pool's region or a peer's mapped memory, and are written, by
+        // earlier passes or by `write_cache` of this layer, which is over. Nobody of this process writes
+        // there while the batch borrows the sequences: their blocks are sealed or exclusively theirs. A
+        // peer that takes adopted blocks back spoils numbers only, and whoever wants the result looks
+        // whether the sequence is still intact.
         let attend = unsafe { Attend::new(keys, values, shape, first_position, scratch) };
         level.run(attend);
         for (index, out) in scratch.out.chunks_exact(width).enumerate() {
@@ -101,14 +102,23 @@ impl Work<'_> {
 }
 
 impl Plane {
-    /// The view of one sequence, from element `first` of every token on.
-    fn pages<'a>(&self, table: &'a [u32], first: usize) -> Pages<'a> {
+    /// The view of a row's sequence, from element `first` of every token on.
+    fn pages<'a>(&self, plan: &Plan<'a>, row: usize, first: usize) -> Pages<'a> {
+        let own = Slab { start: self.start, block_stride: self.block_stride };
+        let (layer, part) = self.place;
+        let adopted = plan.adopted(row).and_then(|adopted| {
+            let plane = adopted.peer().shape().plane(layer, part)?;
+            let start = adopted.peer().base().as_ptr().wrapping_add(plane.offset);
+            Some((adopted.ids().len(), Slab { start, block_stride: plane.block_stride }))
+        });
+        let (adopted, peer) = adopted.unwrap_or((0, own));
         Pages {
-            start: self.start.wrapping_add(first * self.dtype.size()),
-            block_stride: self.block_stride,
+            own: own.from(first, self.dtype),
+            peer: peer.from(first, self.dtype),
+            adopted,
             token_stride: self.token_stride,
             block_tokens: self.block_tokens,
-            table,
+            table: plan.table(row),
             dtype: self.dtype,
         }
     }

@@ -61,7 +61,8 @@ impl Pass<'_> {
             let start = pool.base().as_ptr().wrapping_add(offset);
             let block_tokens = pool.spec().block_tokens as usize;
             let (width, dtype) = ((segment.heads * segment.head_dim) as usize, segment.dtype);
-            Some(Plane { start, block_stride, token_stride, block_tokens, width, dtype })
+            let place = (layer, part);
+            Some(Plane { place, start, block_stride, token_stride, block_tokens, width, dtype })
         };
         Some((plane(Part::Key)?, plane(Part::Value)?))
     }
@@ -70,6 +71,8 @@ impl Pass<'_> {
 /// The keys or the values of one layer, in the pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plane {
+    /// Layer and part.
+    pub(super) place: (usize, Part),
     pub(super) start: *mut u8,
     pub(super) block_stride: usize,
     pub(super) token_stride: usize,

@@ -115,8 +115,8 @@ impl<'a> Attend<'a> {
     ///
     /// # Safety
     /// Every visible position is readable at `start + table[t / block_tokens] * block_stride +
-    /// t % block_tokens * token_stride`, for `kv_heads * head_dim` elements of `dtype`, of any
-    /// alignment, and nobody writes there until the kernel has run.
+    /// t % block_tokens * token_stride` of its block's slab, for `kv_heads * head_dim` elements of
+    /// `dtype`, of any alignment, and nobody of this process writes there until the kernel has run.
     pub(crate) unsafe fn new(
         keys: Pages<'a>,
         values: Pages<'a>,
@@ -162,7 +162,8 @@ impl<'a> Attend<'a> {
         let rows = &mut self.scratch.rows[..range.len() * head_dim];
         // SAFETY: invariant 1, for the elements of this one of `kv_heads` heads.
         unsafe {
-            pages.start = pages.start.add(head * head_dim * pages.dtype.size());
+            pages.own = pages.own.from(head * head_dim, pages.dtype);
+            pages.peer = pages.peer.from(head * head_dim, pages.dtype);
             match pages.dtype {
                 Dtype::F16 => gather::<S, f16>(simd, pages, range.start, rows, head_dim),
                 Dtype::Bf16 => gather::<S, bf16>(simd, pages, range.start, rows, head_dim),

@@ -6,13 +6,15 @@ use blockwire::pool::Dtype;
 
 use super::{element::Element, simd::Simd};
 
-/// Some KV heads of one sequence, in the pool.
+/// Some KV heads of one sequence: the first blocks in a peer's pool, the others in this one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pages<'a> {
-    /// The first head's first element in token 0 of block 0.
-    pub(crate) start: *const u8,
-    /// Bytes from a block to the next.
-    pub(crate) block_stride: usize,
+    /// Where the table's blocks lie from the `adopted`-th on.
+    pub(crate) own: Slab,
+    /// Where those before it lie.
+    pub(crate) peer: Slab,
+    /// How many of the first blocks are the peer's.
+    pub(crate) adopted: usize,
     /// Bytes from a token to the next.
     pub(crate) token_stride: usize,
     /// Tokens per block.
@@ -21,6 +23,22 @@ pub(crate) struct Pages<'a> {
     pub(crate) table: &'a [u32],
     /// Element type.
     pub(crate) dtype: Dtype,
+}
+
+/// The blocks of one pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slab {
+    /// The first head's first element in token 0 of block 0.
+    pub(crate) start: *const u8,
+    /// Bytes from a block to the next.
+    pub(crate) block_stride: usize,
+}
+
+impl Slab {
+    /// The same from another element on.
+    pub(crate) fn from(self, element: usize, dtype: Dtype) -> Self {
+        Self { start: self.start.wrapping_add(element * dtype.size()), ..self }
+    }
 }
 
 /// Widens the `rows.len() / head_dim` positions from `start` on.
@@ -35,14 +53,14 @@ pub(super) unsafe fn gather<S: Simd, E: Element>(
     rows: &mut [f32],
     head_dim: usize,
 ) {
-    let mut offsets = pages.offsets(start);
+    let mut positions = pages.positions(start);
     for row in rows.chunks_exact_mut(head_dim) {
-        let offset = offsets.next();
+        let token = positions.next();
         for at in (0..head_dim).step_by(S::LANES) {
             // SAFETY: the caller vouches for `head_dim` elements at this position; `LANES` divides
             // `head_dim`, the length of `row`.
             unsafe {
-                let from = pages.start.add(offset).cast::<E>().add(at);
+                let from = token.cast::<E>().add(at);
                 simd.store(row.as_mut_ptr().add(at), E::load(simd, from));
             }
         }
@@ -59,41 +77,63 @@ pub(super) fn prefetch<S: Simd>(
 ) {
     const CACHE_LINE: usize = 64;
     let bytes = elements * pages.dtype.size();
-    let mut offsets = pages.offsets(positions.start);
+    let mut tokens = pages.positions(positions.start);
     for _ in positions {
-        let offset = offsets.next();
+        let token = tokens.next();
         for line in (0..bytes).step_by(CACHE_LINE) {
-            simd.prefetch(pages.start.wrapping_add(offset + line));
+            simd.prefetch(token.wrapping_add(line));
         }
     }
 }
 
 impl<'a> Pages<'a> {
     #[inline(always)]
-    fn offsets(self, position: usize) -> Offsets<'a> {
+    fn positions(self, position: usize) -> Positions<'a> {
         let (block, token) = (position / self.block_tokens, position % self.block_tokens);
-        Offsets { pages: self, block, token }
+        let mut positions = Positions { pages: self, block, at: std::ptr::null(), left: 0 };
+        if token > 0 {
+            positions.next();
+            positions.at = positions.at.wrapping_add((token - 1) * self.token_stride);
+            positions.left -= token - 1;
+        }
+        positions
+    }
+
+    /// Token 0 of a block.
+    ///
+    /// # Panics
+    /// When the table is shorter.
+    #[inline(always)]
+    fn block(&self, index: usize) -> *const u8 {
+        let slab = if index < self.adopted { self.peer } else { self.own };
+        slab.start.wrapping_add(self.table[index] as usize * slab.block_stride)
     }
 }
 
-/// Byte offsets of successive positions from [`Pages::start`].
-struct Offsets<'a> {
+/// Addresses of successive positions. Which pool a block lies in is asked once a block.
+struct Positions<'a> {
     pages: Pages<'a>,
+    /// The next block to look up.
     block: usize,
-    token: usize,
+    /// The next position.
+    at: *const u8,
+    /// Positions of this block from `at` on.
+    left: usize,
 }
 
-impl Offsets<'_> {
+impl Positions<'_> {
     /// # Panics
     /// When the position is beyond the table.
     #[inline(always)]
-    fn next(&mut self) -> usize {
-        let Pages { table, block_stride, token_stride, block_tokens, .. } = self.pages;
-        if self.token == block_tokens {
-            (self.block, self.token) = (self.block + 1, 0);
+    fn next(&mut self) -> *const u8 {
+        if self.left == 0 {
+            self.at = self.pages.block(self.block);
+            self.left = self.pages.block_tokens;
+            self.block += 1;
         }
-        let offset = table[self.block] as usize * block_stride + self.token * token_stride;
-        self.token += 1;
-        offset
+        let at = self.at;
+        self.at = at.wrapping_add(self.pages.token_stride);
+        self.left -= 1;
+        at
     }
 }

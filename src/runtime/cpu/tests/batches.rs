@@ -1,6 +1,11 @@
 //! Nothing about how work is arranged may change a bit; bad rows are refused.
 
-use blockwire::pool::{BlockPool, Dtype, KvSequence, Layout, PoolOptions};
+use std::sync::Arc;
+
+use blockwire::pool::{
+    AdoptedBlocks, BlockPool, Dtype, KvSequence, Layout, Lease, PeerPool, PoolOptions,
+    TransferStats,
+};
 
 use super::{Setup, bits, cache_bytes, prefill, sequences};
 use crate::{
@@ -161,6 +166,44 @@ fn a_sealed_prefix_is_read_but_never_written() {
     assert_eq!(refused, Err(ForwardError::Sealed { row, position, writable_from }));
     let rest = prefill(&mut model, &mut shared, &prompt(0)[64..], 7);
     assert_eq!(bits(&rest), bits(&expected[64..]));
+}
+
+/// Blocks of another pool, under a lease, as a peer's would be.
+fn adopt(sequence: &KvSequence) -> AdoptedBlocks {
+    let pool = sequence.pool();
+    let mut grant = pool.grant().unwrap();
+    let peer = PeerPool::new(pool.region().clone(), pool.shape().clone()).unwrap();
+    let lease = Arc::new(Lease::new(Arc::new(peer), grant.id()).unwrap());
+    grant.lend(sequence.sealed().iter().cloned());
+    let adopted = AdoptedBlocks::new(lease, sequence.block_table()[..4].to_vec()).unwrap();
+    adopted.on_release(move || drop(grant))
+}
+
+#[test]
+fn it_does_not_matter_in_whose_pool_a_prefix_lies() {
+    for (kv_dtype, lender, borrower) in [
+        (Dtype::F16, Layout::BlockMajor, Layout::BlockMajor),
+        (Dtype::Bf16, Layout::LayerMajor, Layout::LayerMajor),
+        (Dtype::F32, Layout::LayerMajor, Layout::BlockMajor),
+    ] {
+        let setup = Setup { kv_dtype, layout: lender, threads: 2, ..Setup::new("qwen3") };
+        let mut model = setup.model();
+        let pools = [setup.pool(&model, 12), Setup { layout: borrower, ..setup }.pool(&model, 9)];
+        let mut whole = sequences(&pools[0], &[83]).remove(0);
+        let expected = prefill(&mut model, &mut whole, &prompt(0), usize::MAX);
+        whole.set_len(64);
+        whole.seal_full();
+        for home in [0, 1, 4] {
+            let own = pools[1].try_reserve(2).unwrap();
+            let mut sequence = KvSequence::from_adopted(&pools[1], adopt(&whole), own, 64).unwrap();
+            let blocks = pools[1].try_reserve(home).unwrap();
+            sequence.bring_home(blocks, &TransferStats::default()).unwrap();
+            let rest = prefill(&mut model, &mut sequence, &prompt(0)[64..], 7);
+            assert_eq!(bits(&rest), bits(&expected[64..]), "{setup:?}, {home} blocks at home");
+            assert!(sequence.is_intact());
+        }
+        assert_eq!(pools[1].accounting().free, 9);
+    }
 }
 
 #[test]

@@ -25,8 +25,13 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 pub const SMALL_RING: usize = 4096;
 
 pub fn run<T>(test: impl Future<Output = T>) -> T {
+    run_for(WATCHDOG, test)
+}
+
+/// The same for a test that has much to do.
+pub fn run_for<T>(longest: Duration, test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(WATCHDOG, test).await.expect("the test hangs") })
+    runtime.block_on(async { tokio::time::timeout(longest, test).await.expect("the test hangs") })
 }
 
 pub fn address(dir: &Path) -> Address {

@@ -1,143 +1,17 @@
-//! Handoffs between two endpoints, through every handle that a user holds.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! Handoffs whose payload is moved, over every transport.
 
-use std::future::Future;
-use std::sync::Arc;
-use std::time::Duration;
-
-use blockwire::endpoint::{
-    Connection, ConnectionError, Endpoint, EndpointOptions, Event, Events, Listening,
-};
-use blockwire::handoff::{
-    SequenceHandoff, SequenceState, extract_sequence_handoff, send_handoff_payload,
-};
+use blockwire::endpoint::{ConnectionError, Event};
+use blockwire::handoff::send_handoff_payload;
 use blockwire::ingest::{IngestError, ingest_sequence_handoff};
-use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, Layout, PoolOptions};
-use blockwire::session::{DeclineCode, HandoffKey, Identity, LandError, OfferError, SessionEnd};
-use blockwire::transport::{Address, Transport};
-use blockwire_mem::MemTransport;
-use blockwire_shm::ShmTransport;
-use blockwire_tcp::TcpTransport;
+use blockwire::pool::{Backing, Dtype, KvSpec, Layout, PoolOptions};
+use blockwire::session::{DeclineCode, LandError, OfferError, SessionEnd};
+use blockwire::transport::Address;
 use bytes::Bytes;
 use uuid::Uuid;
 
-/// One side: an endpoint and its pool.
-struct Side {
-    endpoint: Endpoint,
-    pool: BlockPool,
-}
-
-fn side(transport: &Arc<dyn Transport>, options: PoolOptions) -> Side {
-    let pool = BlockPool::new(options).unwrap();
-    let identity = Identity { model: "tiny".into(), ..Identity::new("side") };
-    let options = EndpointOptions::new(identity, Some(pool.clone()), vec![transport.clone()]);
-    Side { endpoint: Endpoint::start(options).unwrap(), pool }
-}
-
-fn options(layout: Layout, block_tokens: u32) -> PoolOptions {
-    let spec = KvSpec::uniform(block_tokens, 3, 2, 8, Dtype::F16);
-    PoolOptions { layout, backing: Backing::Shared, ..PoolOptions::new(spec, 64) }
-}
-
-/// A connected pair: the prefill side dials, the decode side listens.
-struct Pair {
-    prefill: Side,
-    decode: Side,
-    to_decode: Connection,
-    _from_decode: Events,
-    _to_prefill: Connection,
-    from_prefill: Events,
-    _listening: Listening,
-}
-
-/// A transport, and an address to listen on.
-type Wire = (Arc<dyn Transport>, Address);
-
-/// Every transport; the folder holds what they name in the file system.
-fn wires(folder: &tempfile::TempDir) -> Vec<Wire> {
-    let socket = format!("shm:{}/decode.sock", folder.path().display());
-    let all: [(Arc<dyn Transport>, &str); 3] = [
-        (Arc::new(MemTransport::default()), "mem:decode"),
-        (Arc::new(ShmTransport::default()), &socket),
-        (Arc::new(TcpTransport::default()), "tcp://127.0.0.1:0"),
-    ];
-    all.into_iter().map(|(wire, address)| (wire, address.parse().unwrap())).collect()
-}
-
-async fn pair((transport, bind): &Wire, prefill: PoolOptions, decode: PoolOptions) -> Pair {
-    let (prefill, decode) = (side(transport, prefill), side(transport, decode));
-    let mut listening = decode.endpoint.listen(bind).await.unwrap();
-    let address = listening.local_address().clone();
-    let (to_decode, _from_decode) = prefill.endpoint.connect(&address).await.unwrap();
-    let (_to_prefill, from_prefill) = listening.accept().await.unwrap();
-    Pair {
-        prefill,
-        decode,
-        to_decode,
-        _from_decode,
-        _to_prefill,
-        from_prefill,
-        _listening: listening,
-    }
-}
-
-fn key() -> HandoffKey {
-    HandoffKey { request: Uuid::new_v4(), epoch: 1 }
-}
-
-/// A sequence whose every token has bytes of its own.
-fn written(pool: &BlockPool, tokens: usize) -> SequenceHandoff {
-    let mut sequence = KvSequence::new(pool);
-    let mut blocks = pool.try_reserve(pool.spec().blocks_for(tokens)).unwrap();
-    let block_tokens = pool.spec().block_tokens as usize;
-    for (index, block) in blocks.iter_mut().enumerate() {
-        for token in 0..block_tokens as u32 {
-            block.fill_token(token, (index * block_tokens + token as usize) as u8 ^ 0x5a);
-        }
-    }
-    sequence.push(blocks).unwrap();
-    sequence.set_len(tokens);
-    extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).unwrap()
-}
-
-/// Checks every byte of every token.
-fn assert_written(mut sequence: KvSequence, tokens: usize) {
-    assert_eq!(sequence.len(), tokens);
-    let block_tokens = sequence.pool().spec().block_tokens as usize;
-    let blocks = sequence.finish().to_vec();
-    for token in 0..tokens {
-        let bytes = blocks[token / block_tokens].token_bytes((token % block_tokens) as u32);
-        let wrong = bytes.iter().flatten().flat_map(|b| b.iter()).any(|b| *b != token as u8 ^ 0x5a);
-        assert!(!wrong, "token {token} is not what was sent");
-    }
-}
-
-/// Runs a test over every transport.
-fn run<F: Future<Output = ()>>(test: impl Fn(Wire) -> F) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    for wire in wires(&folder) {
-        let scheme = wire.1.scheme().to_owned();
-        runtime.block_on(async {
-            let watchdog = tokio::time::timeout(Duration::from_secs(30), test(wire));
-            assert!(watchdog.await.is_ok(), "the test hangs over {scheme}");
-        });
-    }
-}
-
-async fn next_handoff(events: &mut Events) -> blockwire::endpoint::IncomingHandoff {
-    match events.next().await {
-        Some(Event::Handoff(handoff)) => handoff,
-        other => panic!("expected an offer, got {other:?}"),
-    }
-}
-
-/// Waits until every block of a pool is free: frees may come a moment after the answer.
-async fn all_free(pool: &BlockPool) {
-    while pool.accounting().free != pool.accounting().total {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-}
+use crate::pair::{
+    Pair, all_free, assert_written, copying, key, next_handoff, options, pair, run, side, written,
+};
 
 #[test]
 fn sequences_of_every_length_arrive_whole_whatever_the_layouts() {
@@ -158,7 +32,9 @@ fn sequences_of_every_length_arrive_whole_whatever_the_layouts() {
                 let receive = async {
                     let incoming = next_handoff(&mut pair.from_prefill).await;
                     assert_eq!(incoming.manifest().meta, "meta");
-                    ingest_sequence_handoff(incoming, &pair.decode.pool, 1000, 20).await.unwrap()
+                    ingest_sequence_handoff(incoming, &pair.decode.pool, copying(1000, 20))
+                        .await
+                        .unwrap()
                 };
                 let (report, sequence) = tokio::join!(send, receive);
                 assert_eq!(report.unwrap().payload_len, bytes);
@@ -171,13 +47,6 @@ fn sequences_of_every_length_arrive_whole_whatever_the_layouts() {
             all_free(&pair.decode.pool).await;
         }
     });
-}
-
-impl Pair {
-    /// Payload bytes copied by both sides.
-    fn payload_copied(&self) -> u64 {
-        self.to_decode.stats().payload_copied + self._to_prefill.stats().payload_copied
-    }
 }
 
 #[test]
@@ -204,7 +73,7 @@ fn a_dropped_offer_is_declined_and_a_declined_one_says_why() {
         assert!(sent.unwrap_err().to_string().contains("no slot"));
         let (sent, refused) = tokio::join!(offer(&pair), async {
             let incoming = next_handoff(&mut pair.from_prefill).await;
-            ingest_sequence_handoff(incoming, &pair.decode.pool, 39, 0).await.unwrap_err()
+            ingest_sequence_handoff(incoming, &pair.decode.pool, copying(39, 0)).await.unwrap_err()
         });
         assert!(matches!(refused, IngestError::TooLong { tokens: 40, limit: 39 }));
         assert!(matches!(sent, Err(OfferError::Declined { code: DeclineCode::DeclineNoRoom, .. })));
@@ -228,7 +97,7 @@ fn a_withdrawn_offer_reaches_whoever_waits_for_it_at_every_phase() {
         };
         drop(send);
         all_free(&pair.prefill.pool).await;
-        let refused = ingest_sequence_handoff(incoming, &pair.decode.pool, 100, 0).await;
+        let refused = ingest_sequence_handoff(incoming, &pair.decode.pool, copying(100, 0)).await;
         assert!(matches!(refused, Err(IngestError::Land(LandError::Withdrawn))), "{refused:?}");
         // After it has landed, before it is committed.
         let handoff = written(&pair.prefill.pool, 40);
@@ -256,19 +125,19 @@ fn what_the_receiver_has_already_is_not_sent() {
             pair(&wire, options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
         for (from, blocks) in [(32, 1), (40, 0)] {
             let handoff = written(&pair.prefill.pool, 40);
-            let before = pair._to_prefill.stats().payload_landed;
+            let before = pair.to_prefill.stats().payload_landed;
             let send = send_handoff_payload(&pair.to_decode, key(), handoff, Bytes::new());
             let receive = async {
                 let incoming = next_handoff(&mut pair.from_prefill).await;
                 let blocks = pair.decode.pool.try_reserve(blocks).unwrap();
                 let landed = incoming.accept(&pair.decode.pool, blocks, from).await.unwrap();
-                landed.commit().await.unwrap()
+                landed.commit().await.unwrap().blocks
             };
             let (sent, blocks) = tokio::join!(send, receive);
             sent.unwrap();
             let token_bytes = pair.prefill.pool.spec().token_bytes() as u64;
             let expected = token_bytes * (40 - from as u64);
-            assert_eq!(pair._to_prefill.stats().payload_landed - before, expected);
+            assert_eq!(pair.to_prefill.stats().payload_landed - before, expected);
             for block in blocks {
                 assert_eq!(block.seal().token_bytes(0)[0][0][0], 32 ^ 0x5a);
             }
@@ -298,7 +167,7 @@ fn peers_that_do_not_fit_are_refused_by_name_and_others_go_on() {
             send_handoff_payload(&pair.to_decode, key(), handoff, Bytes::new()),
             async {
                 let incoming = next_handoff(&mut pair.from_prefill).await;
-                ingest_sequence_handoff(incoming, &pair.decode.pool, 100, 0).await
+                ingest_sequence_handoff(incoming, &pair.decode.pool, copying(100, 0)).await
             }
         );
         sent.unwrap();

@@ -1,0 +1,122 @@
+//! Caches that stay where they were computed: nothing is copied, and nothing depends on it that the
+//! node which computed them lives on, has room, or is in time.
+
+use std::thread;
+
+use serde_json::{Value, json};
+
+use crate::client::{Caller, ask, ask_all};
+use crate::cluster::{Carrier, Cluster, Setup};
+use crate::models::{Model, completion, streamed};
+use crate::node::wait_until;
+use crate::parity::single_node;
+
+fn adopted(cluster: &Cluster) -> u64 {
+    cluster.decode.metric("handoff_adopted_bytes_total")
+}
+
+#[test]
+fn a_gibibyte_is_adopted_without_a_copy() {
+    let mut setup = Setup::new(Model::Wide, Carrier::Shm);
+    setup.flags = vec!["--kv-dtype=f32", "--kv-memory=1600"];
+    let bodies = [completion(&Model::Wide.prompt(512, 1), 6)];
+    let expected = single_node(&setup, &[], &bodies);
+    let cluster = Cluster::start(setup);
+    let before = (cluster.payload(), adopted(&cluster));
+    let answer = ask(cluster.http(), &bodies[0]).unwrap();
+    assert_eq!(answer.tokens, expected[0].tokens);
+    assert_eq!(cluster.payload(), before.0, "bytes were moved, or copied");
+    assert_eq!(adopted(&cluster) - before.1, 1 << 30);
+    cluster.finish();
+}
+
+/// A request whose prompt is adopted, 12 blocks of it.
+fn long_answer(number: usize) -> Value {
+    completion(&Model::Llama.prompt(200, number), 300)
+}
+
+/// The same for many choices, each of which is handed over by itself: it takes a while.
+fn many_answers(number: usize) -> Value {
+    let mut body = long_answer(number);
+    body["n"] = json!(16);
+    body
+}
+
+#[test]
+fn a_prefill_node_that_dies_leaves_its_readers_what_they_read() {
+    let mut cluster = Cluster::start(Setup::new(Model::Llama, Carrier::Shm));
+    let expected = ask(cluster.http(), &many_answers(1)).unwrap();
+    let recomputed = cluster.decode.metric("prefill_tokens_computed_total");
+    let asked = thread::spawn({
+        let http = cluster.http().to_owned();
+        move || ask(&http, &many_answers(1))
+    });
+    let lent = || cluster.prefill[0].metric("pool_blocks_lent");
+    wait_until("all are handed over", || lent() == 16 * 12);
+    cluster.prefill[0].crash();
+    assert_eq!(asked.join().unwrap().unwrap(), expected);
+    // Not because the decode node has computed the prompts itself.
+    assert_eq!(cluster.decode.metric("prefill_tokens_computed_total"), recomputed);
+    cluster.restart_prefill();
+    cluster.restart_accounts();
+    assert_eq!(ask(cluster.http(), &long_answer(2)).unwrap().tokens.len(), 300);
+    cluster.finish();
+}
+
+#[test]
+fn a_prefill_node_that_stops_waits_for_its_readers() {
+    let mut cluster = Cluster::start(Setup::new(Model::Llama, Carrier::Shm));
+    let expected = ask(cluster.http(), &many_answers(1)).unwrap();
+    let mut stream = Caller::ask(cluster.http(), &streamed(many_answers(1)));
+    stream.wait_for_event();
+    wait_until("it is handed over", || cluster.prefill[0].metric("pool_blocks_lent") > 0);
+    cluster.replace_prefill();
+    let rest = stream.rest();
+    assert!(rest.contains("data: [DONE]"), "{rest}");
+    cluster.restart_accounts();
+    assert_eq!(ask(cluster.http(), &many_answers(1)).unwrap(), expected);
+    assert_eq!(cluster.decode.metric("handoff_recomputes_total"), 0, "it was copied in time");
+    cluster.finish();
+}
+
+/// Ten prompts of which the prefill node's pool holds one and a fifth; the decode node is slower than
+/// they come.
+#[test]
+fn fault_b06_a_prefill_pool_of_one_prompt_serves_many() {
+    let mut setup = Setup::new(Model::Llama, Carrier::Shm);
+    setup.flags = vec![];
+    setup.prefill_flags = vec!["--kv-blocks=16"];
+    setup.decode_flags = vec!["--kv-blocks=400"];
+    let cluster = Cluster::start(setup);
+    let bodies: Vec<Value> = (0..10).map(long_answer).collect();
+    let alone: Vec<_> =
+        ask_all(cluster.http(), &bodies, 1).into_iter().map(Result::unwrap).collect();
+    let together = ask_all(cluster.http(), &bodies, 10);
+    for (together, alone) in together.into_iter().zip(alone) {
+        assert_eq!(together.unwrap().tokens, alone.tokens);
+    }
+    assert!(adopted(&cluster) > 0);
+    assert_eq!(cluster.decode.metric("prefill_tokens_computed_total"), 0);
+    cluster.finish();
+}
+
+/// The decode node has no room to take the blocks home: they stay until somebody is done.
+#[test]
+fn pools_that_are_both_short_finish_everything() {
+    let mut setup = Setup::new(Model::Llama, Carrier::Shm);
+    setup.flags = vec![];
+    setup.prefill_flags = vec!["--kv-blocks=30"];
+    setup.decode_flags = vec!["--kv-blocks=40"];
+    let cluster = Cluster::start(setup);
+    let mut bodies: Vec<Value> = (0..8).map(long_answer).collect();
+    let alone: Vec<_> =
+        ask_all(cluster.http(), &bodies, 1).into_iter().map(Result::unwrap).collect();
+    for body in &mut bodies {
+        body["stream"] = json!(true);
+    }
+    let together = ask_all(cluster.http(), &bodies, 8);
+    for (together, alone) in together.into_iter().zip(alone) {
+        assert_eq!(together.unwrap().tokens, alone.tokens);
+    }
+    cluster.finish();
+}
