@@ -8,7 +8,9 @@
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use blockwire::pool::{Cursor, Digest, Extent, ScatterList, TransferStats, copy_payload_from_peer};
+use blockwire::pool::{
+    Cursor, Digest, Extent, ScatterList, Stores, TransferStats, copy_payload_from_peer,
+};
 use blockwire::transport::{OpError, OpId, Violation};
 use memmap2::MmapRaw;
 
@@ -48,6 +50,7 @@ pub(crate) struct Get {
     room: ScatterList,
     from: Cursor,
     to: Cursor,
+    stores: Stores,
     digest: Digest,
 }
 
@@ -74,32 +77,34 @@ impl Get {
         // A cursor's window ends where an extent is empty.
         extents.retain(|extent| extent.len > 0);
         let (from, to, digest) = <_>::default();
-        Self { op, region, extents, room, from, to, digest }
+        let stores = Stores::for_payload(room.len());
+        Self { op, region, extents, room, from, to, stores, digest }
     }
 
     /// Copies at most `bytes_max` bytes and returns how many.
     pub(crate) fn copy(&mut self, bytes_max: usize, stats: &TransferStats) -> usize {
-        let Self { region, extents, room, from, to, digest, .. } = self;
+        let Self { region, extents, room, from, to, stores, digest, .. } = self;
         let mut sources = from.window(extents, bytes_max);
-        let mut source = Extent { offset: 0, len: 0 };
-        let mut copied = 0;
-        for mut target in room.slices(to, bytes_max) {
-            while !target.is_empty() {
-                if source.len == 0 {
-                    source = sources.next().expect("both sides have one length");
-                }
-                let len = source.len.min(target.len());
-                let (now, later) = target.split_at_mut(len);
-                // SAFETY: the extent lies in the region (G2), which is mapped and readable (G1).
-                unsafe {
-                    let address = region.map.as_ptr().add(source.offset);
-                    copy_payload_from_peer(address, now, digest, stats);
-                }
-                source = Extent { offset: source.offset + len, len: source.len - len };
-                target = later;
-                copied += len;
+        let mut targets = room.slices(to, bytes_max);
+        let (mut source, mut target) = (Extent { offset: 0, len: 0 }, <&mut [u8]>::default());
+        let pieces = std::iter::from_fn(|| {
+            if target.is_empty() {
+                target = targets.next()?;
             }
-        }
+            if source.len == 0 {
+                source = sources.next().expect("both sides have one length");
+            }
+            let len = source.len.min(target.len());
+            let (now, later) = std::mem::take(&mut target).split_at_mut(len);
+            // SAFETY: the extent lies in the region (G2).
+            let address = unsafe { region.map.as_ptr().add(source.offset) };
+            source = Extent { offset: source.offset + len, len: source.len - len };
+            target = later;
+            Some((address, now))
+        });
+        // SAFETY: every piece lies in the region (G2), which is mapped and readable (G1).
+        let copied = unsafe { copy_payload_from_peer(pieces, *stores, Some(digest), stats) };
+        drop(targets);
         drop(sources);
         from.advance(extents, copied);
         to.advance(room.extents(), copied);

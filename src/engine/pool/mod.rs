@@ -18,6 +18,7 @@
 
 mod block;
 mod copy;
+mod digest;
 mod layout;
 mod list;
 mod payload;
@@ -25,9 +26,11 @@ mod region;
 mod reserve;
 mod sequence;
 mod spec;
+mod stripes;
 
 pub use block::{Accounting, BlockPool, PoolError, PoolOptions, ReservedBlock, SealedBlock};
-pub use copy::{Digest, TransferStats, copy_payload, copy_payload_from_peer};
+pub use copy::{Stores, TransferStats, copy_payload, copy_payload_from_peer};
+pub use digest::Digest;
 pub use layout::{KvPlane, Layout};
 pub use list::{Cursor, Extent, GatherList, ListError, Loan, ScatterList, TokenRange};
 pub use payload::PayloadOrder;
