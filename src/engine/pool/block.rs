@@ -15,9 +15,41 @@ use super::list::Extent;
 use super::region::{Backing, Region};
 use super::reserve::Waiters;
 use super::spec::{KvSpec, Part};
+use crate::sys::available::available;
 
 /// Most bytes that a pool may ask for; more is a mistake, not a machine.
 const POOL_BYTES_MAX: u128 = 1 << 46;
+/// Pools smaller than this are made without a look at how much memory there is.
+const UNCHECKED_MAX: usize = 1 << 20;
+
+/// What bounds the memory of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryLimit {
+    /// What the machine has.
+    Machine,
+    /// A control group (of a container, or of a service).
+    ControlGroup,
+    /// The process's address space (`ulimit -v`).
+    AddressSpace,
+}
+
+impl fmt::Display for MemoryLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Machine => "the machine",
+            Self::ControlGroup => "the control group",
+            Self::AddressSpace => "the limit of the address space",
+        })
+    }
+}
+
+/// Memory that this process can still get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Available {
+    pub(crate) bytes: u64,
+    pub(crate) limit: MemoryLimit,
+}
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +64,20 @@ pub enum PoolError {
         blocks: usize,
         /// What is wrong with it.
         reason: &'static str,
+    },
+    /// There is not so much memory.
+    #[error(
+        "a pool of {} MiB does not fit: {limit} leaves {} MiB; ask for fewer blocks",
+        needed.div_ceil(1 << 20),
+        available >> 20
+    )]
+    Insufficient {
+        /// Bytes asked for.
+        needed: usize,
+        /// Bytes that can be had.
+        available: u64,
+        /// What the tightest limit is.
+        limit: MemoryLimit,
     },
     /// The operating system refused the memory.
     #[error("no memory for a pool of {needed} bytes ({backing:?} pages): {source}")]
@@ -141,12 +187,36 @@ impl BlockPool {
     /// Maps the memory of `options.blocks` blocks.
     ///
     /// # Errors
-    /// [`PoolError`] for an impossible shape, or when the system refuses the memory.
+    /// [`PoolError`] for an impossible shape, when there is less memory than that, or when the system
+    /// refuses it.
     pub fn new(options: PoolOptions) -> Result<Self, PoolError> {
+        Self::over(options, Region::new)
+    }
+
+    /// Like [`new`](Self::new), with every page touched and in the largest pages that can be had; see
+    /// [`Region::faulted_in`]. Calls `progress` with the bytes done and in all.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn faulted_in(
+        options: PoolOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, PoolError> {
+        Self::over(options, |len, backing| Region::faulted_in(len, backing, progress))
+    }
+
+    fn over(
+        options: PoolOptions,
+        make: impl FnOnce(usize, Backing) -> io::Result<Region>,
+    ) -> Result<Self, PoolError> {
         check_shape(&options)?;
         let planes = Planes::new(&options.spec, options.layout, options.blocks);
-        let region = Region::new(planes.region_len, options.backing).map_err(|source| {
-            PoolError::Memory { needed: planes.region_len, backing: options.backing, source }
+        let (needed, backing) = (planes.region_len, options.backing);
+        check_memory(needed)?;
+        let region = make(needed, backing).map_err(|source| PoolError::Memory {
+            needed,
+            backing,
+            source,
         })?;
         let total = options.blocks;
         let state = State {
@@ -370,6 +440,20 @@ fn check_shape(options: &PoolOptions) -> Result<(), PoolError> {
     Ok(())
 }
 
+/// Refuses what the system would promise now and not have later. Two pools that are made at the same
+/// time may both pass.
+fn check_memory(needed: usize) -> Result<(), PoolError> {
+    if needed < UNCHECKED_MAX {
+        return Ok(());
+    }
+    match available() {
+        Some(Available { bytes, limit }) if needed as u64 > bytes => {
+            Err(PoolError::Insufficient { needed, available: bytes, limit })
+        }
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Dtype;
@@ -403,6 +487,23 @@ mod tests {
         {
             let refused = shape(tokens, heads, blocks).unwrap_err();
             assert!(matches!(refused, PoolError::Shape { .. }), "{refused}");
+        }
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_refused_with_numbers() {
+        // 16 TiB of blocks of 1 MiB.
+        let spec = KvSpec::uniform(1024, 1, 1, 256, Dtype::F16);
+        for backing in [Backing::Private, Backing::Shared] {
+            let options = PoolOptions { backing, ..PoolOptions::new(spec.clone(), 16 << 20) };
+            let refused = BlockPool::new(options.clone()).unwrap_err();
+            assert!(matches!(refused, PoolError::Insufficient { .. }), "{refused}");
+            assert!(
+                refused.to_string().contains("a pool of 16777216 MiB does not fit"),
+                "{refused}"
+            );
+            let refused = BlockPool::faulted_in(options, &mut |_, _| {}).unwrap_err();
+            assert!(matches!(refused, PoolError::Insufficient { .. }), "{refused}");
         }
     }
 

@@ -28,13 +28,16 @@ mod sequence;
 mod spec;
 mod stripes;
 
-pub use block::{Accounting, BlockPool, PoolError, PoolOptions, ReservedBlock, SealedBlock};
+pub(crate) use block::Available;
+pub use block::{
+    Accounting, BlockPool, MemoryLimit, PoolError, PoolOptions, ReservedBlock, SealedBlock,
+};
 pub use copy::{Stores, TransferStats, copy_payload, copy_payload_from_peer};
 pub use digest::Digest;
 pub use layout::{KvPlane, Layout};
 pub use list::{Cursor, Extent, GatherList, ListError, Loan, ScatterList, TokenRange};
 pub use payload::PayloadOrder;
-pub use region::{Backing, REGION_ALIGN, Region};
+pub use region::{Backing, PageKind, REGION_ALIGN, Region, RegionView};
 pub use reserve::{Reserve, ReserveError};
 pub use sequence::{KvSequence, SequenceError};
 pub use spec::{Dtype, KvSpec, LayerSpec, Part, SegmentSpec};
