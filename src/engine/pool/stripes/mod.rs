@@ -235,18 +235,13 @@ unsafe fn part<L: Lanes, const STORE: u8, const DIGEST: bool>(
     sums: &mut Sums,
 ) {
     let Pass { mut from, mut to, stripes: mut left, .. } = pass;
-    let secret = |offset: usize| {
-        debug_assert!(offset + STRIPE <= SECRET.len());
-        // SAFETY: every offset used below leaves a stripe of the secret.
-        unsafe { lanes.load(SECRET.as_ptr().add(offset)) }
-    };
     // SAFETY: `sums.lanes` are 64 bytes.
     let mut registers = unsafe { lanes.load(ptr::from_ref(&sums.lanes).cast()) };
     while left > 0 {
         let run = left.min(STRIPES_PER_SCRAMBLE - sums.stripe);
         for stripe in sums.stripe..sums.stripe + run {
             // SAFETY: fewer than `pass.stripes` stripes were taken, so source (S1) and target (S2)
-            // have another one.
+            // have another one; the secret has one at each of its addresses.
             unsafe {
                 let bytes = lanes.load(from);
                 lanes.prefetch(from.wrapping_add(ahead));
@@ -256,7 +251,8 @@ unsafe fn part<L: Lanes, const STORE: u8, const DIGEST: bool>(
                     lanes.stream(to, bytes);
                 }
                 if DIGEST {
-                    registers = lanes.add(registers, bytes, secret(8 * stripe));
+                    let secret = lanes.load(secret_at(8 * stripe));
+                    registers = lanes.add(registers, bytes, secret);
                 }
                 from = from.add(STRIPE);
             }
@@ -267,12 +263,21 @@ unsafe fn part<L: Lanes, const STORE: u8, const DIGEST: bool>(
         if sums.stripe == STRIPES_PER_SCRAMBLE {
             sums.stripe = 0;
             if DIGEST {
-                registers = lanes.scramble(registers, secret(SECRET.len() - STRIPE));
+                // SAFETY: the address is that of 64 bytes.
+                let secret = unsafe { lanes.load(secret_at(SECRET.len() - STRIPE)) };
+                registers = lanes.scramble(registers, secret);
             }
         }
     }
     // SAFETY: `sums.lanes` are 64 bytes.
     unsafe { lanes.store(ptr::from_mut(&mut sums.lanes).cast(), registers) }
+}
+
+/// Where a stripe of the secret begins.
+#[inline(always)]
+fn secret_at(offset: usize) -> *const u8 {
+    debug_assert!(offset + STRIPE <= SECRET.len());
+    SECRET.as_ptr().wrapping_add(offset)
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! SSE2, AVX2 and AVX-512: four, two or one register a stripe.
 
 use std::arch::x86_64::*;
-use std::array::from_fn;
 
 use super::{Lanes, Pass, Store, Sums};
 
@@ -88,7 +87,12 @@ macro_rules! level {
             unsafe fn load(self, from: *const u8) -> Self::Registers {
                 let from = from.cast::<$register>();
                 // SAFETY: readable for a stripe (caller), whose registers lie side by side; S3.
-                from_fn(|part| unsafe { $load(from.add(part)) })
+                let mut stripe = [unsafe { $load(from) }; $count];
+                for (part, register) in stripe.iter_mut().enumerate().skip(1) {
+                    // SAFETY: as above.
+                    *register = unsafe { $load(from.add(part)) };
+                }
+                stripe
             }
 
             #[inline(always)]
@@ -112,30 +116,40 @@ macro_rules! level {
             #[inline(always)]
             fn add(
                 self,
-                sums: Self::Registers,
+                mut sums: Self::Registers,
                 stripe: Self::Registers,
                 secret: Self::Registers,
             ) -> Self::Registers {
-                // SAFETY: S3; these instructions touch registers only.
-                from_fn(|part| unsafe {
-                    let keyed = $xor(stripe[part], secret[part]);
-                    let product = $multiply(keyed, $right::<32>(keyed));
-                    let swapped = $shuffle::<SWAP>(stripe[part]);
-                    $add(sums[part], $add(product, swapped))
-                })
+                for part in 0..$count {
+                    // SAFETY: S3; these instructions touch registers only.
+                    sums[part] = unsafe {
+                        let keyed = $xor(stripe[part], secret[part]);
+                        let product = $multiply(keyed, $right::<32>(keyed));
+                        let swapped = $shuffle::<SWAP>(stripe[part]);
+                        $add(sums[part], $add(product, swapped))
+                    };
+                }
+                sums
             }
 
             #[inline(always)]
-            fn scramble(self, sums: Self::Registers, secret: Self::Registers) -> Self::Registers {
-                // SAFETY: S3; these instructions touch registers only.
-                from_fn(|part| unsafe {
-                    let prime = $splat(PRIME);
-                    let mixed = $xor(sums[part], $right::<47>(sums[part]));
-                    let keyed = $xor(mixed, secret[part]);
-                    let low = $multiply(keyed, prime);
-                    let high = $multiply($right::<32>(keyed), prime);
-                    $add(low, $left::<32>(high))
-                })
+            fn scramble(
+                self,
+                mut sums: Self::Registers,
+                secret: Self::Registers,
+            ) -> Self::Registers {
+                for part in 0..$count {
+                    // SAFETY: S3; these instructions touch registers only.
+                    sums[part] = unsafe {
+                        let prime = $splat(PRIME);
+                        let mixed = $xor(sums[part], $right::<47>(sums[part]));
+                        let keyed = $xor(mixed, secret[part]);
+                        let low = $multiply(keyed, prime);
+                        let high = $multiply($right::<32>(keyed), prime);
+                        $add(low, $left::<32>(high))
+                    };
+                }
+                sums
             }
 
             #[inline(always)]
