@@ -56,3 +56,26 @@ pub(crate) fn check_memory(memory: impl AsFd, len: u64) -> Result<(), &'static s
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{FallocateFlags, MemfdFlags};
+
+    use super::*;
+
+    #[test]
+    fn reserved_huge_pages_are_taken_whole() {
+        const HUGE: u64 = 2 << 20;
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let Ok(memory) = rustix::fs::memfd_create("test", flags) else { return };
+        rustix::fs::ftruncate(&memory, HUGE).unwrap();
+        rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::FUTURE_WRITE).unwrap();
+        assert_eq!(check_memory(&memory, HUGE), Err("memory has holes"));
+        if rustix::fs::fallocate(&memory, FallocateFlags::empty(), 0, HUGE).is_err() {
+            eprintln!("SKIPPED: no huge page is set aside on this machine");
+            return;
+        }
+        assert_eq!(check_memory(&memory, HUGE), Ok(()));
+        assert_eq!(check_memory(&memory, 4096), Err("memory is cut inside a huge page"));
+    }
+}
