@@ -11,45 +11,14 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::layout::{KvPlane, Layout, Planes};
+use super::limit::{self, Available, MemoryLimit};
 use super::list::Extent;
 use super::region::{Backing, Region};
 use super::reserve::Waiters;
 use super::spec::{KvSpec, Part};
-use crate::sys::available::available;
 
 /// Most bytes that a pool may ask for; more is a mistake, not a machine.
 const POOL_BYTES_MAX: u128 = 1 << 46;
-/// Pools smaller than this are made without a look at how much memory there is.
-const UNCHECKED_MAX: usize = 1 << 20;
-
-/// What bounds the memory of this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum MemoryLimit {
-    /// What the machine has.
-    Machine,
-    /// A control group (of a container, or of a service).
-    ControlGroup,
-    /// The process's address space (`ulimit -v`).
-    AddressSpace,
-}
-
-impl fmt::Display for MemoryLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Machine => "the machine",
-            Self::ControlGroup => "the control group",
-            Self::AddressSpace => "the limit of the address space",
-        })
-    }
-}
-
-/// Memory that this process can still get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Available {
-    pub(crate) bytes: u64,
-    pub(crate) limit: MemoryLimit,
-}
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -212,7 +181,11 @@ impl BlockPool {
         check_shape(&options)?;
         let planes = Planes::new(&options.spec, options.layout, options.blocks);
         let (needed, backing) = (planes.region_len, options.backing);
-        check_memory(needed)?;
+        limit::check(needed).map_err(|Available { bytes, limit }| PoolError::Insufficient {
+            needed,
+            available: bytes,
+            limit,
+        })?;
         let region = make(needed, backing).map_err(|source| PoolError::Memory {
             needed,
             backing,
@@ -438,20 +411,6 @@ fn check_shape(options: &PoolOptions) -> Result<(), PoolError> {
         return refuse("it would take more than 64 TiB");
     }
     Ok(())
-}
-
-/// Refuses what the system would promise now and not have later. Two pools that are made at the same
-/// time may both pass.
-fn check_memory(needed: usize) -> Result<(), PoolError> {
-    if needed < UNCHECKED_MAX {
-        return Ok(());
-    }
-    match available() {
-        Some(Available { bytes, limit }) if needed as u64 > bytes => {
-            Err(PoolError::Insufficient { needed, available: bytes, limit })
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -6,16 +6,17 @@
 //!
 //! # How bytes are stored
 //! A copy and its digest are one pass over memory (`stripes`, `digest`). [`Stores::Streaming`] writes
-//! past the caches: from memory to memory that is worth 1.2 to 1.5 times glibc's `memcpy`, digest
+//! past the caches: from memory to memory that is worth 1.1 to 1.6 times glibc's `memcpy`, digest
 //! included, because the target's old bytes are never read, and because the source is fetched ahead
 //! across the borders of pages and of blocks. [`Stores::Cached`] leaves the bytes where the next
 //! reader is fast, and wins while both sides fit into the caches. `benches/shm_get.rs` measures it.
 //!
 //! # One thread
-//! A second thread would move 1.2 to 1.4 times as much on two cores (7.4 against 5.4 GB/s for 1,024
-//! blocks of 16 KiB, 8.9 against 6.3 for blocks of 64 KiB), and half as much for 1 MiB in all. But XXH3
-//! is one chain from the first byte to the last: two threads would need two digests, which is another
-//! wire format, and the second core is the one that prefill computes on. So there is none.
+//! A second thread would move 1.2 to 1.5 times as much on two cores (7.4 against 5.4 GB/s for 1,024
+//! blocks of 16 KiB, 8.9 against 6.3 for blocks of 64 KiB), and half as much for 1 MiB in all, started
+//! for each transfer. But XXH3 is one chain from the first byte to the last: two threads would need two
+//! digests, which is another wire format, and the second core is the one that computes. So there is
+//! none.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -20,6 +20,7 @@ mod block;
 mod copy;
 mod digest;
 mod layout;
+mod limit;
 mod list;
 mod payload;
 mod region;
@@ -28,13 +29,12 @@ mod sequence;
 mod spec;
 mod stripes;
 
-pub(crate) use block::Available;
-pub use block::{
-    Accounting, BlockPool, MemoryLimit, PoolError, PoolOptions, ReservedBlock, SealedBlock,
-};
+pub use block::{Accounting, BlockPool, PoolError, PoolOptions, ReservedBlock, SealedBlock};
 pub use copy::{Stores, TransferStats, copy_payload, copy_payload_from_peer};
 pub use digest::Digest;
 pub use layout::{KvPlane, Layout};
+pub(crate) use limit::Available;
+pub use limit::MemoryLimit;
 pub use list::{Cursor, Extent, GatherList, ListError, Loan, ScatterList, TokenRange};
 pub use payload::PayloadOrder;
 pub use region::{Backing, PageKind, REGION_ALIGN, Region, RegionView};
