@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use blockwire::clock;
-use blockwire::pool::{Backing, BlockPool, PoolOptions};
+use blockwire::pool::{Backing, BlockPool, PoolError, PoolOptions};
 use blockwire_runtime::chat::ChatTemplate;
 use blockwire_runtime::cpu::{CpuModel, CpuOptions};
 use blockwire_runtime::files::{LoadError, ModelFiles};
@@ -96,16 +96,45 @@ fn make_pool(model: &CpuModel, args: &EngineArgs, backing: Backing) -> Result<Bl
     let blocks = args.kv_blocks.unwrap_or_else(|| affordable.clamp(1, useful));
     let options =
         PoolOptions { layout: args.kv_layout.into(), backing, ..PoolOptions::new(spec, blocks) };
-    let pool = BlockPool::new(options).map_err(unusable)?;
+    let start = clock::now();
+    let pool = match backing {
+        Backing::Private => BlockPool::new(options),
+        // Payloads move through it: nothing is left for the first of them to fault in.
+        Backing::Shared => fault_in(options),
+    };
+    let pool = pool.map_err(no_pool)?;
     tracing::info!(
         blocks,
         tokens = blocks * args.block_tokens as usize,
         mib = pool.region().len() >> 20,
         ?backing,
+        pages = %pool.region().pages(),
+        took = ?(clock::now() - start),
         "KV pool: {}",
         pool.spec()
     );
     Ok(pool)
+}
+
+/// Makes a pool whose pages are all there, with a bar in MiB.
+fn fault_in(options: PoolOptions) -> Result<BlockPool, PoolError> {
+    let mut bar = None;
+    let mut report = |done: usize, total: usize| {
+        let total = total as u64 >> 20;
+        bar.get_or_insert_with(|| Progress::new("KV memory", total)).set(done as u64 >> 20);
+    };
+    let pool = BlockPool::faulted_in(options, &mut report);
+    if let Some(bar) = bar {
+        bar.finish();
+    }
+    pool
+}
+
+fn no_pool(error: PoolError) -> Unusable {
+    match error {
+        PoolError::Insufficient { .. } => Unusable(format!("{error} (--kv-memory, --kv-blocks)")),
+        error => unusable(error),
+    }
 }
 
 fn unusable(error: impl std::error::Error) -> Unusable {

@@ -169,7 +169,7 @@ impl PeerHalf {
 }
 
 /// Maps `len` bytes of a peer's memory read-only, after the checks that H1 rests on.
-pub(crate) fn map_checked(descriptor: OwnedFd, len: usize) -> Result<MmapRaw, MapError> {
+fn map_checked(descriptor: OwnedFd, len: usize) -> Result<MmapRaw, MapError> {
     check_memory(&descriptor, len as u64)
         .map_err(|what| MapError::Violation(Violation::SharedMemory(what)))?;
     let file = File::from(descriptor);

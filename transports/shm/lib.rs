@@ -2,7 +2,7 @@
 //!
 //! Read in this order: `half` (what lies where in the shared memory), `ring` (bytes from one
 //! process to the other, and how an end sleeps), `lifeline` (the socket: doorbell, descriptors,
-//! death), `control` (frames), `get` (payload), `link` (one poll of it all), `setup` (the
+//! death), `control` (frames), `remote` (the peer's regions), `link` (one poll of it all), `setup` (the
 //! first exchange), `place` (socket files), `listener`, `transport`.
 //!
 //! ```text
@@ -27,12 +27,12 @@
 //!   every driver has anyway.
 
 mod control;
-mod get;
 mod half;
 mod lifeline;
 mod link;
 mod listener;
 mod place;
+mod remote;
 mod ring;
 mod setup;
 mod sys;

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use blockwire::pool::{Extent, PeerMemory, Region, ScatterList, TransferStats};
+use blockwire::pool::{Extent, PeerMemory, Pull, Region, ScatterList, TransferStats};
 use blockwire::transport::{
     Capabilities, CloseReason, Completion, Link, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
     RegionKey, RegisterError, Violation,
@@ -14,9 +14,9 @@ use blockwire::transport::{
 use bytes::Bytes;
 
 use crate::control::{FRAME_LEN_MAX, Receiver, Sender, completed};
-use crate::get::{Get, RemoteRegion};
 use crate::half::MapError;
 use crate::lifeline::{Announced, Incoming, Lifeline, LifelineError};
+use crate::remote::RemoteRegion;
 
 /// Payload bytes copied by one poll: half a millisecond, so that control never waits for a gigabyte.
 const GET_BYTES: usize = 4 << 20;
@@ -47,7 +47,7 @@ pub(crate) struct ShmLink {
     lifeline: Lifeline,
     sender: Sender,
     receiver: Receiver,
-    gets: VecDeque<Get>,
+    gets: VecDeque<(OpId, Pull)>,
     /// The peer's regions.
     remote: HashMap<RegionKey, Arc<RemoteRegion>>,
     /// This side's regions; a key is an index.
@@ -119,19 +119,16 @@ impl ShmLink {
         extents: Vec<Extent>,
         room: ScatterList,
     ) -> Result<OpId, Refused> {
-        let region = self.remote_region(key).ok_or(OpError::UnknownRegion(key));
-        let checked = region.and_then(|region| {
-            Get::check(&region, &extents, &room)?;
-            Ok(region)
-        });
-        match checked {
-            Ok(region) => {
-                let op = self.take_op();
-                self.gets.push_back(Get::new(op, region, extents, room));
-                Ok(op)
-            }
-            Err(error) => Err(Refused { op: Op::Get { region: key, extents, room }, error }),
-        }
+        let refused =
+            |extents, room, error| Refused { op: Op::Get { region: key, extents, room }, error };
+        let Some(region) = self.remote_region(key) else {
+            return Err(refused(extents, room, OpError::UnknownRegion(key)));
+        };
+        let pull = Pull::new(region, extents, room)
+            .map_err(|(extents, room)| refused(extents, room, OpError::BadExtents))?;
+        let op = self.take_op();
+        self.gets.push_back((op, pull));
+        Ok(op)
     }
 
     /// A region of the peer. Its announcement came before the frame that named it, so it is in the
@@ -233,13 +230,13 @@ impl ShmLink {
 
     fn copy(&mut self, events: &mut Vec<LinkEvent>) -> bool {
         let mut budget = GET_BYTES;
-        while let Some(get) = self.gets.front_mut().filter(|_| budget > 0) {
-            budget -= get.copy(budget, &self.stats);
-            if get.is_complete()
-                && let Some(get) = self.gets.pop_front()
+        while let Some((_, pull)) = self.gets.front_mut().filter(|_| budget > 0) {
+            budget -= pull.copy(budget, &self.stats);
+            if pull.is_complete()
+                && let Some((op, pull)) = self.gets.pop_front()
             {
-                let digest = get.digest();
-                events.push(ended(get, Ok(digest)));
+                let digest = pull.digest();
+                events.push(ended(op, pull, Ok(digest)));
             }
         }
         budget < GET_BYTES
@@ -281,8 +278,8 @@ impl ShmLink {
     }
 
     fn abandon_gets(&mut self, reason: &CloseReason, events: &mut Vec<LinkEvent>) {
-        for get in self.gets.drain(..) {
-            events.push(ended(get, Err(OpError::Closed(reason.clone()))));
+        for (op, pull) in self.gets.drain(..) {
+            events.push(ended(op, pull, Err(OpError::Closed(reason.clone()))));
         }
     }
 }
@@ -342,9 +339,9 @@ impl Link for ShmLink {
         if self.sender.cancel(op) {
             self.pending.push(completed(op, Err(OpError::Cancelled)));
         }
-        let found = self.gets.iter().position(|get| get.op == op);
-        if let Some(get) = found.and_then(|index| self.gets.remove(index)) {
-            self.pending.push(ended(get, Err(OpError::Cancelled)));
+        let found = self.gets.iter().position(|(get, _)| *get == op);
+        if let Some((op, pull)) = found.and_then(|index| self.gets.remove(index)) {
+            self.pending.push(ended(op, pull, Err(OpError::Cancelled)));
         }
     }
 
@@ -384,9 +381,8 @@ impl fmt::Debug for ShmLink {
 }
 
 /// The end of a pull, with its room.
-fn ended(get: Get, outcome: Result<u64, OpError>) -> LinkEvent {
-    let op = get.op;
-    let memory = OpMemory::Room(get.into_room());
+fn ended(op: OpId, pull: Pull, outcome: Result<u64, OpError>) -> LinkEvent {
+    let memory = OpMemory::Room(pull.into_room());
     LinkEvent::Completed(Completion { op, memory, outcome })
 }
 

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::layout::{KvPlane, Layout, PoolShape};
 use super::lease::Lending;
+use super::limit::{self, Available, MemoryLimit};
 use super::list::Extent;
 use super::region::{Backing, Region};
 use super::reserve::Waiters;
@@ -30,6 +31,20 @@ pub enum PoolError {
         blocks: usize,
         /// What is wrong with it.
         reason: &'static str,
+    },
+    /// There is not so much memory.
+    #[error(
+        "a pool of {} MiB does not fit: {limit} leaves {} MiB; ask for fewer blocks",
+        needed.div_ceil(1 << 20),
+        available >> 20
+    )]
+    Insufficient {
+        /// Bytes asked for.
+        needed: usize,
+        /// Bytes that can be had.
+        available: u64,
+        /// What the tightest limit is.
+        limit: MemoryLimit,
     },
     /// The operating system refused the memory.
     #[error("no memory for a pool of {needed} bytes ({backing:?} pages): {source}")]
@@ -140,13 +155,38 @@ impl BlockPool {
     /// Maps the memory of `options.blocks` blocks.
     ///
     /// # Errors
-    /// [`PoolError`] for an impossible shape, or when the system refuses the memory.
+    /// [`PoolError`] for an impossible shape, when there is less memory than that, or when the system
+    /// refuses it.
     pub fn new(options: PoolOptions) -> Result<Self, PoolError> {
+        Self::over(options, Region::new)
+    }
+
+    /// Like [`new`](Self::new), with every page touched and in the largest pages that can be had; see
+    /// [`Region::faulted_in`]. Calls `progress` with the bytes done and in all.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn faulted_in(
+        options: PoolOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, PoolError> {
+        Self::over(options, |len, backing| Region::faulted_in(len, backing, progress))
+    }
+
+    fn over(
+        options: PoolOptions,
+        make: impl FnOnce(usize, Backing) -> io::Result<Region>,
+    ) -> Result<Self, PoolError> {
         let PoolOptions { spec, layout, blocks, backing } = options.clone();
         let refuse = |reason| PoolError::Shape { spec: Box::new(spec.clone()), blocks, reason };
         let shape = PoolShape::new(spec.clone(), layout, blocks).map_err(refuse)?;
         let needed = shape.region_len();
-        let region = Region::new(needed, backing).map_err(|source| PoolError::Memory {
+        limit::check(needed).map_err(|Available { bytes, limit }| PoolError::Insufficient {
+            needed,
+            available: bytes,
+            limit,
+        })?;
+        let region = make(needed, backing).map_err(|source| PoolError::Memory {
             needed,
             backing,
             source,
@@ -384,6 +424,23 @@ mod tests {
         {
             let refused = shape(tokens, heads, blocks).unwrap_err();
             assert!(matches!(refused, PoolError::Shape { .. }), "{refused}");
+        }
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_refused_with_numbers() {
+        // 16 TiB of blocks of 1 MiB, and the page of the leases.
+        let spec = KvSpec::uniform(1024, 1, 1, 256, Dtype::F16);
+        for backing in [Backing::Private, Backing::Shared] {
+            let options = PoolOptions { backing, ..PoolOptions::new(spec.clone(), 16 << 20) };
+            let refused = BlockPool::new(options.clone()).unwrap_err();
+            assert!(matches!(refused, PoolError::Insufficient { .. }), "{refused}");
+            assert!(
+                refused.to_string().contains("a pool of 16777217 MiB does not fit"),
+                "{refused}"
+            );
+            let refused = BlockPool::faulted_in(options, &mut |_, _| {}).unwrap_err();
+            assert!(matches!(refused, PoolError::Insufficient { .. }), "{refused}");
         }
     }
 

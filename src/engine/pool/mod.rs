@@ -18,24 +18,32 @@
 
 mod block;
 mod copy;
+mod digest;
 mod layout;
 mod lease;
+mod limit;
 mod list;
 mod payload;
 mod peer;
+mod pull;
 mod region;
 mod reserve;
 mod sequence;
 mod spec;
+mod stripes;
 
 pub use block::{Accounting, BlockPool, PoolError, PoolOptions, ReservedBlock, SealedBlock};
-pub use copy::{Digest, TransferStats, copy_payload, copy_payload_from_peer};
+pub use copy::{Stores, TransferStats, copy_payload, copy_payload_from_peer};
+pub use digest::Digest;
 pub use layout::{KvPlane, Layout, PoolShape};
 pub use lease::{Grant, LEASES_MAX, LeaseId, Pressure};
+pub(crate) use limit::Available;
+pub use limit::MemoryLimit;
 pub use list::{Cursor, Extent, GatherList, ListError, Loan, ScatterList, TokenRange};
 pub use payload::PayloadOrder;
 pub use peer::{AdoptedBlocks, Lease, LeaseLost, PeerMemory, PeerPool};
-pub use region::{Backing, REGION_ALIGN, Region};
+pub use pull::Pull;
+pub use region::{Backing, PageKind, REGION_ALIGN, Region, RegionView};
 pub use reserve::{Reserve, ReserveError};
 pub use sequence::{KvSequence, SequenceError};
 pub use spec::{Dtype, KvSpec, LayerSpec, Part, SegmentSpec};

@@ -14,11 +14,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-use super::copy::{Digest, TransferStats, copy_payload_from_peer};
+use super::copy::TransferStats;
 use super::layout::PoolShape;
 use super::lease::{LEASES_MAX, LeaseId};
-use super::list::{Cursor, Extent, ScatterList};
+use super::list::ScatterList;
 use super::payload::PayloadOrder;
+use super::pull::Pull;
 use super::region::Region;
 
 /// Memory of a peer's, mapped here.
@@ -163,44 +164,25 @@ impl AdoptedBlocks {
     /// Copies some of them, of which `room` has the place.
     ///
     /// # Errors
-    /// [`LeaseLost`]; the room holds rubbish then.
+    /// [`LeaseLost`]; the blocks of the room are freed.
     ///
     /// # Panics
     /// When the room has another length.
     pub(super) fn copy(
         &self,
         blocks: Range<usize>,
-        room: &mut ScatterList,
+        room: ScatterList,
         stats: &TransferStats,
-    ) -> Result<(), LeaseLost> {
+    ) -> Result<ScatterList, LeaseLost> {
         let shape = &self.lease.peer.shape;
         let order = PayloadOrder { block_tokens: shape.spec().block_tokens };
         let tokens = blocks.len() * shape.spec().block_tokens as usize;
         let mut extents = Vec::new();
         order.extents(shape, &self.ids[blocks], 0, 0..tokens, &mut extents);
-        let mut sources = extents.into_iter();
-        let mut source = Extent { offset: 0, len: 0 };
-        let mut digest = Digest::default();
-        let len = room.len();
-        for mut target in room.slices(&Cursor::default(), usize::MAX) {
-            while !target.is_empty() {
-                if source.len == 0 {
-                    source = sources.next().expect("both sides have one length");
-                }
-                let step = source.len.min(target.len());
-                let (now, later) = target.split_at_mut(step);
-                // SAFETY: the extent lies in blocks below the peer's number of blocks, so inside its
-                // mapped memory (B1), and is read through a raw pointer (B2).
-                unsafe {
-                    let from = self.peer().base().as_ptr().add(source.offset);
-                    copy_payload_from_peer(from, now, &mut digest, stats);
-                }
-                source = Extent { offset: source.offset + step, len: source.len - step };
-                target = later;
-            }
-        }
-        stats.add_landed(len);
-        if self.lease.is_in_force() { Ok(()) } else { Err(LeaseLost) }
+        let memory = self.lease.peer.memory.clone();
+        let mut pull = Pull::new(memory, extents, room).expect("whole blocks on both sides");
+        pull.copy(usize::MAX, stats);
+        if self.lease.is_in_force() { Ok(pull.into_room()) } else { Err(LeaseLost) }
     }
 
     /// Forgets the blocks from the `len`-th on.

@@ -195,9 +195,9 @@ impl KvSequence {
         let block_tokens = self.pool.spec().block_tokens;
         let order = PayloadOrder { block_tokens };
         let tokens = 0..count * block_tokens as usize;
-        let mut room =
+        let room =
             ScatterList::new(&self.pool, blocks, order, tokens).expect("whole blocks of this pool");
-        adopted.copy(start..end, &mut room, stats)?;
+        let room = adopted.copy(start..end, room, stats)?;
         let home = room.into_blocks().into_iter().map(ReservedBlock::seal);
         self.sealed.splice(0..0, home);
         adopted.truncate(start);

@@ -1,9 +1,19 @@
 //! What differs by operating system: one folder a system, the same file names in each.
 
 #[cfg(target_os = "linux")]
-#[path = "linux/memory.rs"]
-pub(crate) mod memory;
+#[path = "linux"]
+mod system {
+    pub(crate) mod available;
+    pub(crate) mod mapping;
+    pub(crate) mod memory;
+}
 
 #[cfg(target_os = "macos")]
-#[path = "macos/memory.rs"]
-pub(crate) mod memory;
+#[path = "macos"]
+mod system {
+    pub(crate) mod available;
+    pub(crate) mod mapping;
+    pub(crate) mod memory;
+}
+
+pub(crate) use system::{available, mapping, memory};

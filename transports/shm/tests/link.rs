@@ -3,14 +3,14 @@
 
 mod common;
 
-use blockwire::pool::{Backing, Extent};
+use blockwire::pool::{Backing, BlockPool, Extent};
 use blockwire::transport::{
     CloseReason, Completion, LinkEvent, ListenError, Op, OpError, OpId, OpMemory, RegionKey,
     RegisterError, StreamTag, Transport,
 };
 use common::{
     SMALL_RING, accept, address, bytes_of, closed, completed, drive, drive_one, fill, frame, pair,
-    pool, received, room, run, submit, to_the_end, transport,
+    pool, pool_faulted_in, received, room, run, submit, to_the_end, transport,
 };
 
 #[test]
@@ -91,20 +91,28 @@ fn no_wake_up_is_lost_between_two_threads() {
 
 #[test]
 fn a_pull_copies_once_and_digests_what_arrived() {
+    // Few blocks stay in the caches, many go past them.
+    for taken in [3, 300] {
+        a_pull_of(taken, &pool(600, Backing::Shared), &pool(600, Backing::Private));
+        let [theirs, mine] = [Backing::Shared, Backing::Private].map(|b| pool_faulted_in(600, b));
+        a_pull_of(taken, &theirs, &mine);
+    }
+}
+
+/// Takes every second block of `theirs`, backwards.
+fn a_pull_of(taken: usize, theirs: &BlockPool, mine: &BlockPool) {
     run(async {
         let [mut owner, mut puller] = pair(SMALL_RING).await;
-        let (theirs, mine) = (pool(600, Backing::Shared), pool(600, Backing::Private));
         let sealed: Vec<_> =
-            fill(room(&theirs, 600), 3).into_iter().map(|block| block.seal()).collect();
+            fill(room(theirs, 600), 3).into_iter().map(|block| block.seal()).collect();
         let key = owner.register(theirs.region()).unwrap();
         assert_eq!(owner.register(theirs.region()).unwrap(), key);
 
-        // Every second block, backwards; an empty extent on the way.
-        let stride = theirs.region().len() / 600;
+        let stride = theirs.spec().block_bytes();
         let mut extents: Vec<_> =
-            (0..300).rev().map(|i| Extent { offset: i * 2 * stride, len: stride }).collect();
-        extents.insert(5, Extent { offset: 0, len: 0 });
-        let op = Op::Get { region: key, extents: extents.clone(), room: room(&mine, 300) };
+            (0..taken).rev().map(|i| Extent { offset: i * 2 * stride, len: stride }).collect();
+        extents.insert(2, Extent { offset: 0, len: 0 });
+        let op = Op::Get { region: key, extents: extents.clone(), room: room(mine, taken) };
         let op = submit(puller.as_mut(), op);
         let mut events = Vec::new();
         drive_one(puller.as_mut(), &mut events, |events| !events.is_empty()).await;

@@ -140,8 +140,17 @@ pub fn submit(link: &mut dyn Link, op: Op) -> OpId {
 
 /// A pool of blocks of 16 KiB.
 pub fn pool(blocks: usize, backing: Backing) -> BlockPool {
+    BlockPool::new(pool_options(blocks, backing)).unwrap()
+}
+
+/// The same in the largest pages that this machine gives, all of them there.
+pub fn pool_faulted_in(blocks: usize, backing: Backing) -> BlockPool {
+    BlockPool::faulted_in(pool_options(blocks, backing), &mut |_, _| {}).unwrap()
+}
+
+fn pool_options(blocks: usize, backing: Backing) -> PoolOptions {
     let spec = KvSpec::uniform(16, 4, 2, 32, Dtype::F16);
-    BlockPool::new(PoolOptions { backing, ..PoolOptions::new(spec, blocks) }).unwrap()
+    PoolOptions { backing, ..PoolOptions::new(spec, blocks) }
 }
 
 /// Room for `blocks` whole blocks.
