@@ -157,8 +157,9 @@ async fn lend(connection: &Connection, pool: &BlockPool, step: &str) {
             die();
         }
         let mut offer = Box::pin(offer(connection, pool, 2));
-        let _ = offer.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        offers.push(offer);
+        if offer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            offers.push(offer);
+        }
     }
     for offer in offers {
         offer.await;

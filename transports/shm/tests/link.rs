@@ -149,7 +149,7 @@ fn pulls_that_do_not_fit_are_refused_whole() {
         let (theirs, mine) = (pool(4, Backing::Shared), pool(4, Backing::Private));
         let key = owner.register(theirs.region()).unwrap();
         let len = theirs.region().len();
-        let block = len / 4;
+        let block = theirs.spec().block_bytes();
         let unknown = RegionKey(key.0 + 1);
         for (region, extents) in [
             (unknown, vec![Extent { offset: 0, len: block }]),
@@ -187,7 +187,7 @@ fn cancelled_operations_complete_once_and_give_their_memory_back() {
         let [mut owner, mut puller] = pair(SMALL_RING).await;
         let (theirs, mine) = (pool(600, Backing::Shared), pool(600, Backing::Private));
         let key = owner.register(theirs.region()).unwrap();
-        let extents = vec![Extent { offset: 0, len: theirs.region().len() }];
+        let extents = vec![Extent { offset: 0, len: 600 * theirs.spec().block_bytes() }];
         let get = submit(puller.as_mut(), Op::Get { region: key, extents, room: room(&mine, 600) });
         // More than one poll may move, so the first leaves it in the middle.
         let mut events = Vec::new();
@@ -254,7 +254,7 @@ fn a_dropped_link_ends_every_operation_of_its_peer() {
         let [mut owner, mut puller] = pair(SMALL_RING).await;
         let (theirs, mine) = (pool(600, Backing::Shared), pool(600, Backing::Private));
         let key = owner.register(theirs.region()).unwrap();
-        let extents = vec![Extent { offset: 0, len: theirs.region().len() }];
+        let extents = vec![Extent { offset: 0, len: 600 * theirs.spec().block_bytes() }];
         submit(puller.as_mut(), Op::Get { region: key, extents, room: room(&mine, 600) });
         submit(puller.as_mut(), Op::Control(frame(0, 100_000)));
         // Unread bytes of the puller make the end a reset; both count as gone.
