@@ -78,6 +78,11 @@ impl Sender {
         if self.queue.is_empty() { Ok(false) } else { self.ring.sleep() }
     }
 
+    /// Whether there is something to do.
+    pub(crate) fn look(&mut self) -> Result<bool, Violation> {
+        if self.queue.is_empty() { Ok(false) } else { self.ring.look() }
+    }
+
     pub(crate) fn wake(&mut self) {
         self.ring.wake();
     }
@@ -158,6 +163,11 @@ impl Receiver {
     /// Prepares for sleep. True when there is something to do instead.
     pub(crate) fn sleep(&mut self) -> Result<bool, Violation> {
         self.ring.sleep()
+    }
+
+    /// Whether there is something to do.
+    pub(crate) fn look(&mut self) -> Result<bool, Violation> {
+        self.ring.look()
     }
 
     pub(crate) fn wake(&mut self) {

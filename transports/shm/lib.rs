@@ -2,8 +2,8 @@
 //!
 //! Read in this order: `half` (what lies where in the shared memory), `ring` (bytes from one
 //! process to the other, and how an end sleeps), `lifeline` (the socket: doorbell, descriptors,
-//! death), `control` (frames), `get` (payload), `link` (one poll of it all), `setup` (the
-//! first exchange), `place` (socket files), `listener`, `transport`.
+//! death), `control` (frames), `get` (payload), `spin` (when to sleep), `link` (one poll of it all),
+//! `setup` (the first exchange), `place` (socket files), `listener`, `transport`.
 //!
 //! ```text
 //!   process A                                                             process B
@@ -35,7 +35,9 @@ mod listener;
 mod place;
 mod ring;
 mod setup;
+mod spin;
 mod sys;
 mod transport;
 
+pub use lifeline::doorbells;
 pub use transport::{ShmOptions, ShmTransport};

@@ -18,13 +18,15 @@ use crate::control::{FRAME_LEN_MAX, Receiver, Sender, completed};
 use crate::get::{Get, RemoteRegion};
 use crate::half::MapError;
 use crate::lifeline::{Announced, Incoming, Lifeline, LifelineError};
+use crate::spin::{LOOKS, Spin};
 
 /// Payload bytes copied by one poll: half a millisecond, so that control never waits for a gigabyte.
 const GET_BYTES: usize = 4 << 20;
 /// Most regions that a peer may announce on one link: pools, not requests.
 const REGIONS_MAX: usize = 256;
-/// A busy link looks at its socket once in so many polls; an idle one always does.
-const LIFELINE_POLLS: u32 = 64;
+/// A busy link looks at its socket once in so many polls that moved something; an idle one always
+/// does.
+const LIFELINE_POLLS: u32 = 256;
 /// More than a full socket holds, so that a peer which rings without end does not hold a poll.
 const LIFELINE_READS_MAX: usize = 4096;
 
@@ -59,6 +61,7 @@ pub(crate) struct ShmLink {
     failed: Option<CloseReason>,
     next_op: u64,
     polls: u32,
+    spin: Spin,
     stats: Arc<TransferStats>,
     peer: String,
 }
@@ -68,6 +71,7 @@ impl ShmLink {
         lifeline: Lifeline,
         sender: Sender,
         receiver: Receiver,
+        spin: Spin,
         peer: String,
     ) -> Self {
         Self {
@@ -82,6 +86,7 @@ impl ShmLink {
             failed: None,
             next_op: 0,
             polls: 0,
+            spin,
             stats: Arc::default(),
             peer,
         }
@@ -197,9 +202,9 @@ impl ShmLink {
         }
         moved |= self.send(events)?;
         moved |= self.copy(events);
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(LIFELINE_POLLS) {
-            moved |= self.read_lifeline()?;
+        self.polls = self.polls.wrapping_add(u32::from(moved));
+        if moved && self.polls.is_multiple_of(LIFELINE_POLLS) {
+            self.read_lifeline()?;
         }
         Ok(moved)
     }
@@ -244,6 +249,40 @@ impl ShmLink {
             }
         }
         budget < GET_BYTES
+    }
+
+    /// Looks at the shared words for a moment. True when there is something to do.
+    fn look(&mut self) -> Result<bool, CloseReason> {
+        for _ in 0..LOOKS {
+            if self.receiver.look()? || (self.lifeline.is_flushed() && self.sender.look()?) {
+                return Ok(true);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(false)
+    }
+
+    fn progress(
+        &mut self,
+        cx: &mut Context<'_>,
+        events: &mut Vec<LinkEvent>,
+    ) -> Result<Poll<()>, CloseReason> {
+        let before = events.len();
+        events.append(&mut self.pending);
+        let mut moved = self.work(events)?;
+        if !moved && events.len() == before && self.spin.goes_on() {
+            if !self.look()? {
+                // Behind the runtime's other tasks; what they ask of this link comes first then.
+                cx.waker().wake_by_ref();
+                return Ok(Poll::Pending);
+            }
+            moved = self.work(events)?;
+        }
+        if moved || events.len() > before {
+            self.spin.heat();
+            return Ok(Poll::Ready(()));
+        }
+        self.sleep(cx)
     }
 
     /// Prepares for sleep: raises the flags, looks again, and waits for the socket.
@@ -358,12 +397,7 @@ impl Link for ShmLink {
         if matches!(self.state, State::Ended(_)) {
             return Poll::Pending;
         }
-        let before = events.len();
-        events.append(&mut self.pending);
-        let progress = self.work(events).and_then(|moved| {
-            if moved || events.len() > before { Ok(Poll::Ready(())) } else { self.sleep(cx) }
-        });
-        progress.unwrap_or_else(|reason| {
+        self.progress(cx, events).unwrap_or_else(|reason| {
             self.end(reason, events);
             Poll::Ready(())
         })

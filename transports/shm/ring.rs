@@ -126,6 +126,11 @@ impl Producer {
     /// Asks to be rung for space. True when there is some already.
     pub(crate) fn sleep(&mut self) -> Result<bool, Violation> {
         self.wants_space.raise(&self.own);
+        self.look()
+    }
+
+    /// Whether there is space now. Asks nobody.
+    pub(crate) fn look(&mut self) -> Result<bool, Violation> {
         self.look_at_head()?;
         Ok(self.space() > 0)
     }
@@ -200,6 +205,11 @@ impl Consumer {
     /// Asks to be rung for bytes. True when there are some already.
     pub(crate) fn sleep(&mut self) -> Result<bool, Violation> {
         self.sleeping.raise(&self.own);
+        self.look()
+    }
+
+    /// Whether there are bytes now. Asks nobody.
+    pub(crate) fn look(&mut self) -> Result<bool, Violation> {
         self.look_at_tail()?;
         Ok(self.ready() > 0)
     }

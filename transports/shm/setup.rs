@@ -24,6 +24,7 @@ use crate::half::{MapError, OwnHalf, PeerHalf};
 use crate::lifeline::{self, Lifeline};
 use crate::link::ShmLink;
 use crate::ring::{Consumer, Producer};
+use crate::spin::Spin;
 use crate::sys::descriptors::prepare_socket;
 use crate::transport::ShmOptions;
 
@@ -79,7 +80,7 @@ pub(crate) async fn set_up(
     address: Address,
     options: ShmOptions,
 ) -> Result<ShmLink, ConnectError> {
-    let greeting = greet(stream, role, &address, options.ring_len);
+    let greeting = greet(stream, role, &address, &options);
     let greeted = tokio::time::timeout(options.setup_limit, greeting).await;
     let late = |_| Err(SetupError::System(io::ErrorKind::TimedOut.into()));
     greeted.unwrap_or_else(late).map_err(|error| error.with(address))
@@ -89,7 +90,7 @@ async fn greet(
     stream: UnixStream,
     role: Role,
     address: &Address,
-    ring_len: usize,
+    options: &ShmOptions,
 ) -> Result<ShmLink, SetupError> {
     let peer = stream.peer_cred()?;
     if peer.uid() != rustix::process::geteuid().as_raw() {
@@ -98,12 +99,12 @@ async fn greet(
     prepare_socket(stream.as_fd())?;
     let (own, theirs) = match role {
         Role::Dialled => {
-            let own = send_half(&stream, ring_len).await?;
+            let own = send_half(&stream, options.ring_len).await?;
             (own, receive_half(&stream).await?)
         }
         Role::Accepted => {
             let theirs = receive_half(&stream).await?;
-            (send_half(&stream, ring_len).await?, theirs)
+            (send_half(&stream, options.ring_len).await?, theirs)
         }
     };
     let (own, theirs) = (Rc::new(own), Rc::new(theirs));
@@ -113,7 +114,8 @@ async fn greet(
     };
     let sender = Sender::new(Producer::new(Rc::clone(&own), Rc::clone(&theirs)));
     let receiver = Receiver::new(Consumer::new(own, theirs));
-    Ok(ShmLink::new(Lifeline::new(stream), sender, receiver, name))
+    let spin = Spin::new(options.spin_limit);
+    Ok(ShmLink::new(Lifeline::new(stream), sender, receiver, spin, name))
 }
 
 async fn send_half(stream: &UnixStream, ring_len: usize) -> io::Result<OwnHalf> {

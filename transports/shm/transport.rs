@@ -13,6 +13,7 @@ use crate::link::ShmLink;
 use crate::listener::ShmListener;
 use crate::place::{PlaceError, socket_path};
 use crate::setup::{Role, set_up};
+use crate::spin;
 
 /// Pause before a listener with a full queue is dialled again.
 const REDIAL_PAUSE: Duration = Duration::from_millis(5);
@@ -24,12 +25,19 @@ pub struct ShmOptions {
     pub ring_len: usize,
     /// How long the first exchange with a peer may take.
     pub setup_limit: Duration,
+    /// How long an end looks for more after something passed, before it sleeps; zero: not at all.
+    pub spin_limit: Duration,
 }
 
 impl Default for ShmOptions {
-    /// 1 MiB: fits the caches of both cores. 5 s: only a stopped process needs longer.
+    /// 1 MiB: fits the caches of both cores. 5 s: only a stopped process needs longer. 25 us: twice
+    /// the cost of a wake-up; zero where this thread has one core only, when first asked.
     fn default() -> Self {
-        Self { ring_len: 1 << 20, setup_limit: Duration::from_secs(5) }
+        Self {
+            ring_len: 1 << 20,
+            setup_limit: Duration::from_secs(5),
+            spin_limit: spin::default_limit(),
+        }
     }
 }
 
