@@ -147,6 +147,23 @@ impl PeerHalf {
         word.load(Ordering::Relaxed)
     }
 
+    /// Reads bytes of the ring from position `at` on.
+    ///
+    /// # Panics
+    /// When there are more bytes than the ring has.
+    #[expect(clippy::disallowed_methods, reason = "control bytes are not payload")]
+    pub(crate) fn read(&self, at: u64, into: &mut [u8]) {
+        for (start, run) in runs(self.ring_len, at, into.len()) {
+            let to = &mut into[run];
+            // SAFETY: `start..start + to.len()` lies in the ring (H4), which is mapped for reads (H1)
+            // and read through a raw pointer (H5); `to` is private memory of that length.
+            unsafe {
+                let from = self.map.as_ptr().add(RING_OFFSET + start);
+                std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len());
+            }
+        }
+    }
+
     /// Appends `len` bytes of the ring from position `at` on.
     ///
     /// # Panics

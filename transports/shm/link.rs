@@ -24,8 +24,7 @@ use crate::spin::{LOOKS, Spin};
 const GET_BYTES: usize = 4 << 20;
 /// Most regions that a peer may announce on one link: pools, not requests.
 const REGIONS_MAX: usize = 256;
-/// A busy link looks at its socket once in so many polls that moved something; an idle one always
-/// does.
+/// A link that moves or spins looks at its socket once in so many polls, before it sleeps always.
 const LIFELINE_POLLS: u32 = 256;
 /// More than a full socket holds, so that a peer which rings without end does not hold a poll.
 const LIFELINE_READS_MAX: usize = 4096;
@@ -202,9 +201,9 @@ impl ShmLink {
         }
         moved |= self.send(events)?;
         moved |= self.copy(events);
-        self.polls = self.polls.wrapping_add(u32::from(moved));
-        if moved && self.polls.is_multiple_of(LIFELINE_POLLS) {
-            self.read_lifeline()?;
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(LIFELINE_POLLS) {
+            moved |= self.read_lifeline()?;
         }
         Ok(moved)
     }
@@ -270,13 +269,14 @@ impl ShmLink {
         let before = events.len();
         events.append(&mut self.pending);
         let mut moved = self.work(events)?;
-        if !moved && events.len() == before && self.spin.goes_on() {
-            if !self.look()? {
+        if !moved && events.len() == before && self.spin.is_hot() {
+            if self.look()? {
+                moved = self.work(events)?;
+            } else if self.spin.goes_on() {
                 // Behind the runtime's other tasks; what they ask of this link comes first then.
                 cx.waker().wake_by_ref();
                 return Ok(Poll::Pending);
             }
-            moved = self.work(events)?;
         }
         if moved || events.len() > before {
             self.spin.heat();

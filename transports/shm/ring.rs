@@ -120,7 +120,9 @@ impl Producer {
         }
         self.published = self.tail;
         self.own.store(Word::Tail, self.tail, Release); // SYNC-1
-        self.peer_sleeping.must_ring(&self.peer)
+        let must_ring = self.peer_sleeping.must_ring(&self.peer);
+        self.fetch_next_line();
+        must_ring
     }
 
     /// Asks to be rung for space. True when there is some already.
@@ -138,6 +140,14 @@ impl Producer {
     /// No longer asks.
     pub(crate) fn wake(&mut self) {
         self.wants_space.lower(&self.own);
+    }
+
+    /// Takes the line of the next frame's first byte into this core's cache: the peer's has it from
+    /// the last round, and to wait for it then costs a tenth of a message.
+    fn fetch_next_line(&self) {
+        if self.space() > 0 {
+            self.own.write(self.tail, &[0]);
+        }
     }
 
     fn space(&self) -> usize {
@@ -190,6 +200,24 @@ impl Consumer {
         self.peer.append(self.head, len, into);
         self.head = self.head.wrapping_add(len as u64);
         Ok(len)
+    }
+
+    /// Fills `into`, or reads nothing when there is less.
+    pub(crate) fn read_whole(&mut self, into: &mut [u8]) -> Result<bool, Violation> {
+        if self.ready() < into.len() {
+            self.look_at_tail()?;
+        }
+        if self.ready() < into.len() {
+            return Ok(false);
+        }
+        self.peer.read(self.head, into);
+        self.head = self.head.wrapping_add(into.len() as u64);
+        Ok(true)
+    }
+
+    /// Whether so much was read that the peer should have its space back.
+    pub(crate) fn owes_space(&self) -> bool {
+        self.head.wrapping_sub(self.published) as usize >= self.peer.ring_len() / 4
     }
 
     /// Gives the space of everything read back. True when the peer waits for it and must be rung.

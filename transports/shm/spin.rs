@@ -55,7 +55,12 @@ impl Spin {
         }
     }
 
-    /// Nothing passes. Whether to look once more before sleeping.
+    /// Whether to look before sleeping.
+    pub(crate) fn is_hot(&self) -> bool {
+        !matches!(self.state, State::Cold)
+    }
+
+    /// Nothing passed. Whether to look again before sleeping.
     pub(crate) fn goes_on(&mut self) -> bool {
         match self.state {
             State::Cold => return false,
@@ -63,7 +68,7 @@ impl Spin {
             State::Until(end) if clock::now() >= end => self.state = State::Cold,
             State::Until(_) => {}
         }
-        !matches!(self.state, State::Cold)
+        self.is_hot()
     }
 }
 
