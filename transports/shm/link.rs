@@ -30,8 +30,7 @@ const LIFELINE_POLLS: u32 = 256;
 const LIFELINE_READS_MAX: usize = 4096;
 
 /// What a shared-memory link can do: no payload crosses the ring, it is pulled.
-const CAPABILITIES: Capabilities =
-    Capabilities { stream: false, get: true, copies_per_byte: 1, same_host: true };
+const CAPABILITIES: Capabilities = Capabilities { stream: None, get: Some(1), same_host: true };
 
 #[derive(Debug)]
 enum State {

@@ -184,7 +184,8 @@ impl Task {
         mut stopped: watch::Receiver<bool>,
     ) -> Self {
         let capabilities = link.capabilities();
-        let region = options.pool.as_ref().filter(|_| capabilities.get).and_then(|pool| {
+        let pool = options.pool.as_ref().filter(|_| capabilities.get.is_some());
+        let region = pool.and_then(|pool| {
             let registered = link.register(pool.region());
             registered.map_err(|error| tracing::warn!(%error, "the pool is out of reach")).ok()
         });

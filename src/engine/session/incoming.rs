@@ -107,11 +107,11 @@ impl Session {
                 Err((error, _blocks)) => return self.fail_landing(key, LandError::Room(error)),
             };
             landing.loan = Some(room.loan());
-            let remote = manifest.remote.clone().filter(|_| self.capabilities.get);
+            let remote = manifest.remote.clone().filter(|_| self.capabilities.get.is_some());
             let op = if let Some((region, extents)) = remote {
                 let skip = order.payload_len(pool.spec(), from);
                 Op::Get { region, extents: skip_bytes(&extents, skip), room }
-            } else if self.capabilities.stream {
+            } else if self.capabilities.stream.is_some() {
                 tag = self.next_tag();
                 landing.pulls = false;
                 Op::Land { tag: StreamTag(tag), room }

@@ -100,7 +100,7 @@ impl Session {
             return Err(OfferError::Duplicate);
         }
         let OfferPayload { blocks, tokens, meta } = payload;
-        let reachable = self.capabilities.get && self.region.is_some();
+        let reachable = self.capabilities.get.is_some() && self.region.is_some();
         let (state, withdrawn, answered) = (State::Offered, false, false);
         let offer = Outgoing { blocks, tokens, state, withdrawn, answered, reachable };
         let list = offer.list(0)?;

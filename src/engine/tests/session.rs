@@ -58,8 +58,11 @@ struct World {
 impl World {
     fn new(pulls: bool) -> Self {
         let pools = [pool(), pool()];
-        let capabilities =
-            Capabilities { stream: !pulls, get: pulls, copies_per_byte: 1, same_host: true };
+        let capabilities = Capabilities {
+            stream: (!pulls).then_some(1),
+            get: pulls.then_some(1),
+            same_host: true,
+        };
         let session = |pool: &BlockPool| {
             let identity =
                 Identity { geometry: Some(pool.spec().clone()), ..Identity::new("side") };
