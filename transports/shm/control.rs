@@ -73,12 +73,12 @@ impl Sender {
 
     /// Prepares for sleep. True when there is something to do instead.
     pub(crate) fn sleep(&mut self) -> Result<bool, Violation> {
-        if self.queue.is_empty() { Ok(false) } else { self.ring.sleep() }
+        if self.queue.is_empty() { Ok(false) } else { self.ring.sleep(1) }
     }
 
     /// Whether there is something to do.
     pub(crate) fn look(&mut self) -> Result<bool, Violation> {
-        if self.queue.is_empty() { Ok(false) } else { self.ring.look() }
+        if self.queue.is_empty() { Ok(false) } else { self.ring.has_space(1) }
     }
 
     pub(crate) fn wake(&mut self) {
@@ -174,7 +174,7 @@ impl Receiver {
 
     /// Prepares for sleep. True when there is something to do instead.
     pub(crate) fn sleep(&mut self) -> Result<bool, Violation> {
-        self.ring.sleep()
+        self.ring.sleep(1)
     }
 
     /// Whether there is something to do.

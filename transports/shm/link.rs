@@ -7,18 +7,20 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use blockwire::pool::{Extent, Region, ScatterList, TransferStats};
+use blockwire::pool::{Extent, GatherList, Region, ScatterList, TransferStats};
 use blockwire::transport::{
     Capabilities, CloseReason, Completion, Link, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
-    RegionKey, RegisterError, Violation,
+    RegionKey, RegisterError, StreamTag, Violation,
 };
 use bytes::Bytes;
 
 use crate::control::{FRAME_LEN_MAX, Receiver, Sender, completed};
 use crate::get::{Get, RemoteRegion};
 use crate::half::MapError;
+use crate::land::Lands;
 use crate::lifeline::{Announced, Incoming, Lifeline, LifelineError};
 use crate::spin::{LOOKS, Spin};
+use crate::stream::Streams;
 
 /// Payload bytes copied by one poll: half a millisecond, so that control never waits for a gigabyte.
 const GET_BYTES: usize = 4 << 20;
@@ -29,8 +31,8 @@ const LIFELINE_POLLS: u32 = 256;
 /// More than a full socket holds, so that a peer which rings without end does not hold a poll.
 const LIFELINE_READS_MAX: usize = 4096;
 
-/// What a shared-memory link can do: no payload crosses the ring, it is pulled.
-const CAPABILITIES: Capabilities = Capabilities { stream: None, get: Some(1), same_host: true };
+/// What a shared-memory link can do: pull from a pool that is shared, or copy in and out of a ring.
+const CAPABILITIES: Capabilities = Capabilities { stream: Some(2), get: Some(1), same_host: true };
 
 #[derive(Debug)]
 enum State {
@@ -48,6 +50,8 @@ pub(crate) struct ShmLink {
     lifeline: Lifeline,
     sender: Sender,
     receiver: Receiver,
+    streams: Streams,
+    lands: Lands,
     gets: VecDeque<Get>,
     /// The peer's regions.
     remote: HashMap<RegionKey, Rc<RemoteRegion>>,
@@ -64,19 +68,29 @@ pub(crate) struct ShmLink {
     peer: String,
 }
 
+/// What a link is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) lifeline: Lifeline,
+    pub(crate) sender: Sender,
+    pub(crate) receiver: Receiver,
+    pub(crate) streams: Streams,
+    pub(crate) lands: Lands,
+    pub(crate) spin: Spin,
+    pub(crate) stats: Arc<TransferStats>,
+    pub(crate) peer: String,
+}
+
 impl ShmLink {
-    pub(crate) fn new(
-        lifeline: Lifeline,
-        sender: Sender,
-        receiver: Receiver,
-        spin: Spin,
-        peer: String,
-    ) -> Self {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts { lifeline, sender, receiver, streams, lands, spin, stats, peer } = parts;
         Self {
             state: State::Open,
             lifeline,
             sender,
             receiver,
+            streams,
+            lands,
             gets: VecDeque::new(),
             remote: HashMap::new(),
             registered: Vec::new(),
@@ -85,7 +99,7 @@ impl ShmLink {
             next_op: 0,
             polls: 0,
             spin,
-            stats: Arc::default(),
+            stats,
             peer,
         }
     }
@@ -114,6 +128,22 @@ impl ShmLink {
         let op = self.take_op();
         self.sender.push(op, frame);
         Ok(op)
+    }
+
+    #[expect(clippy::result_large_err, reason = "a refused operation comes back by value")]
+    fn submit_land(&mut self, tag: StreamTag, room: ScatterList) -> Result<OpId, Refused> {
+        if !self.lands.rises(tag) {
+            return Err(Refused { op: Op::Land { tag, room }, error: OpError::TagReused(tag) });
+        }
+        let op = self.take_op();
+        self.lands.post(op, tag, room, &mut self.pending);
+        Ok(op)
+    }
+
+    fn submit_stream(&mut self, tag: StreamTag, payload: GatherList) -> OpId {
+        let op = self.take_op();
+        self.streams.push(op, tag, payload, &mut self.pending);
+        op
     }
 
     #[expect(clippy::result_large_err, reason = "a refused operation comes back by value")]
@@ -191,6 +221,8 @@ impl ShmLink {
     fn work(&mut self, events: &mut Vec<LinkEvent>) -> Result<bool, CloseReason> {
         self.sender.wake();
         self.receiver.wake();
+        self.streams.wake();
+        self.lands.wake();
         if let Some(reason) = self.failed.take() {
             return Err(reason);
         }
@@ -199,6 +231,9 @@ impl ShmLink {
             return Ok(moved);
         }
         moved |= self.send(events)?;
+        if matches!(self.state, State::Open) {
+            moved |= self.pass_payload(events)?;
+        }
         moved |= self.copy(events);
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(LIFELINE_POLLS) {
@@ -235,6 +270,15 @@ impl ShmLink {
         Ok(events.len() > before)
     }
 
+    fn pass_payload(&mut self, events: &mut Vec<LinkEvent>) -> Result<bool, CloseReason> {
+        let (taken, ring_for_space) = self.lands.receive(events)?;
+        let (sent, ring_for_bytes) = self.streams.send(events)?;
+        if ring_for_space || ring_for_bytes {
+            self.lifeline.ring();
+        }
+        Ok(taken + sent > 0)
+    }
+
     fn copy(&mut self, events: &mut Vec<LinkEvent>) -> bool {
         let mut budget = GET_BYTES;
         while let Some(get) = self.gets.front_mut().filter(|_| budget > 0) {
@@ -252,7 +296,11 @@ impl ShmLink {
     /// Looks at the shared words for a moment. True when there is something to do.
     fn look(&mut self) -> Result<bool, CloseReason> {
         for _ in 0..LOOKS {
-            if self.receiver.look()? || (self.lifeline.is_flushed() && self.sender.look()?) {
+            if self.receiver.look()?
+                || (self.lifeline.is_flushed() && self.sender.look()?)
+                || self.lands.look()?
+                || self.streams.look()?
+            {
                 return Ok(true);
             }
             std::hint::spin_loop();
@@ -295,6 +343,10 @@ impl ShmLink {
         if self.receiver.sleep()? || (self.lifeline.is_flushed() && self.sender.sleep()?) {
             return Ok(Poll::Ready(()));
         }
+        let open = matches!(self.state, State::Open);
+        if open && (self.lands.sleep()? || self.streams.sleep()?) {
+            return Ok(Poll::Ready(()));
+        }
         if self.lifeline.poll_flush(cx) {
             return Ok(Poll::Ready(()));
         }
@@ -313,13 +365,15 @@ impl ShmLink {
         tracing::debug!(peer = %self.peer, %reason, "shm link closed");
         self.lifeline.shut_down();
         self.sender.abandon(&reason, events);
-        self.abandon_gets(&reason, events);
+        self.abandon_payload(&reason, events);
         self.remote.clear();
         events.push(LinkEvent::Closed(reason.clone()));
         self.state = State::Ended(reason);
     }
 
-    fn abandon_gets(&mut self, reason: &CloseReason, events: &mut Vec<LinkEvent>) {
+    fn abandon_payload(&mut self, reason: &CloseReason, events: &mut Vec<LinkEvent>) {
+        self.streams.abandon(reason, events);
+        self.lands.abandon(reason, events);
         for get in self.gets.drain(..) {
             events.push(ended(get, Err(OpError::Closed(reason.clone()))));
         }
@@ -368,8 +422,8 @@ impl Link for ShmLink {
         match op {
             Op::Control(frame) => self.submit_control(frame),
             Op::Get { region, extents, room } => self.submit_get(region, extents, room),
-            Op::Stream { .. } => Err(Refused { op, error: OpError::Unsupported("stream") }),
-            Op::Land { .. } => Err(Refused { op, error: OpError::Unsupported("land") }),
+            Op::Stream { tag, payload } => Ok(self.submit_stream(tag, payload)),
+            Op::Land { tag, room } => self.submit_land(tag, room),
         }
     }
 
@@ -377,6 +431,8 @@ impl Link for ShmLink {
         if self.sender.cancel(op) {
             self.pending.push(completed(op, Err(OpError::Cancelled)));
         }
+        self.streams.cancel(op, &mut self.pending);
+        self.lands.cancel(op, &mut self.pending);
         let found = self.gets.iter().position(|get| get.op == op);
         if let Some(get) = found.and_then(|index| self.gets.remove(index)) {
             self.pending.push(ended(get, Err(OpError::Cancelled)));
@@ -387,7 +443,7 @@ impl Link for ShmLink {
         if matches!(self.state, State::Open) {
             self.state = State::Closing;
             let mut events = std::mem::take(&mut self.pending);
-            self.abandon_gets(&CloseReason::Local, &mut events);
+            self.abandon_payload(&CloseReason::Local, &mut events);
             self.pending = events;
         }
     }

@@ -29,7 +29,7 @@ use std::sync::atomic::fence;
 use blockwire::transport::Violation;
 use bytes::BytesMut;
 
-use crate::half::{OwnHalf, PeerHalf, Word};
+use crate::half::{Lane, OwnHalf, PeerHalf, Word};
 
 const TAIL: Violation = Violation::SharedMemory("tail of a ring goes back or runs ahead");
 const HEAD: Violation = Violation::SharedMemory("head of a ring goes back or runs past its tail");
@@ -37,6 +37,7 @@ const HEAD: Violation = Violation::SharedMemory("head of a ring goes back or run
 /// A flag of this side.
 #[derive(Debug)]
 struct Flag {
+    lane: Lane,
     word: Word,
     value: u64,
 }
@@ -44,14 +45,14 @@ struct Flag {
 impl Flag {
     fn raise(&mut self, own: &OwnHalf) {
         self.value |= 1;
-        own.store(self.word, self.value, Relaxed);
+        own.store(self.lane, self.word, self.value, Relaxed);
         fence(SeqCst); // SYNC-3, sleeper
     }
 
     fn lower(&mut self, own: &OwnHalf) {
         if self.value & 1 == 1 {
             self.value += 1;
-            own.store(self.word, self.value, Relaxed);
+            own.store(self.lane, self.word, self.value, Relaxed);
         }
     }
 }
@@ -59,6 +60,7 @@ impl Flag {
 /// A flag of the peer.
 #[derive(Debug)]
 struct Watch {
+    lane: Lane,
     word: Word,
     rung: u64,
 }
@@ -67,7 +69,7 @@ impl Watch {
     /// Whether the peer sleeps and was not rung for it yet. Called after an index moved.
     fn must_ring(&mut self, peer: &PeerHalf) -> bool {
         fence(SeqCst); // SYNC-3, waker
-        let value = peer.load(self.word);
+        let value = peer.load(self.lane, self.word);
         let due = value & 1 == 1 && value != self.rung;
         if due {
             self.rung = value;
@@ -79,6 +81,7 @@ impl Watch {
 /// The sending end.
 #[derive(Debug)]
 pub(crate) struct Producer {
+    lane: Lane,
     own: Rc<OwnHalf>,
     peer: Rc<PeerHalf>,
     tail: u64,
@@ -89,15 +92,16 @@ pub(crate) struct Producer {
 }
 
 impl Producer {
-    pub(crate) fn new(own: Rc<OwnHalf>, peer: Rc<PeerHalf>) -> Self {
+    pub(crate) fn new(lane: Lane, own: Rc<OwnHalf>, peer: Rc<PeerHalf>) -> Self {
         Self {
+            lane,
             own,
             peer,
             tail: 0,
             published: 0,
             head_seen: 0,
-            wants_space: Flag { word: Word::WantsSpace, value: 0 },
-            peer_sleeping: Watch { word: Word::Sleeping, rung: 0 },
+            wants_space: Flag { lane, word: Word::WantsSpace, value: 0 },
+            peer_sleeping: Watch { lane, word: Word::Sleeping, rung: 0 },
         }
     }
 
@@ -108,7 +112,7 @@ impl Producer {
             self.look_at_head()?;
         }
         let len = bytes.len().min(self.space());
-        self.own.write(self.tail, &bytes[..len]);
+        self.own.write(self.lane, self.tail, &bytes[..len]);
         self.tail = self.tail.wrapping_add(len as u64);
         Ok(len)
     }
@@ -119,22 +123,50 @@ impl Producer {
             return false;
         }
         self.published = self.tail;
-        self.own.store(Word::Tail, self.tail, Release); // SYNC-1
+        self.own.store(self.lane, Word::Tail, self.tail, Release); // SYNC-1
         let must_ring = self.peer_sleeping.must_ring(&self.peer);
         self.fetch_next_line();
         must_ring
     }
 
-    /// Asks to be rung for space. True when there is some already.
-    pub(crate) fn sleep(&mut self) -> Result<bool, Violation> {
-        self.wants_space.raise(&self.own);
-        self.look()
+    /// Puts all of `bytes` into the ring; the caller knows that there is space.
+    pub(crate) fn fill_from(&mut self, bytes: &[u8]) {
+        let mut rest = bytes;
+        self.fill(bytes.len(), |to| {
+            let (now, later) = rest.split_at(to.len());
+            to.copy_from_slice(now);
+            rest = later;
+        });
     }
 
-    /// Whether there is space now. Asks nobody.
-    pub(crate) fn look(&mut self) -> Result<bool, Violation> {
+    /// Hands out the next `len` bytes of the ring, to be written, in one or two runs. The caller knows
+    /// that there is space; [`publish`](Self::publish) shows them to the peer.
+    pub(crate) fn fill(&mut self, len: usize, write: impl FnMut(&mut [u8])) {
+        assert!(len <= self.space(), "{len} bytes where {} are free", self.space());
+        // SAFETY: they are free, as the peer's head says, which never goes back; the ring has one
+        // producer, which is borrowed exclusively.
+        unsafe { self.own.fill(self.lane, self.tail, len, write) };
+        self.tail = self.tail.wrapping_add(len as u64);
+    }
+
+    /// Bytes of the whole ring.
+    pub(crate) fn ring_len(&self) -> usize {
+        self.own.ring_len(self.lane)
+    }
+
+    /// Whether `len` bytes are free.
+    pub(crate) fn has_space(&mut self, len: usize) -> Result<bool, Violation> {
+        if self.space() < len {
+            self.look_at_head()?;
+        }
+        Ok(self.space() >= len)
+    }
+
+    /// Asks to be rung for space. True when there are `len` bytes already.
+    pub(crate) fn sleep(&mut self, len: usize) -> Result<bool, Violation> {
+        self.wants_space.raise(&self.own);
         self.look_at_head()?;
-        Ok(self.space() > 0)
+        Ok(self.space() >= len)
     }
 
     /// No longer asks.
@@ -146,16 +178,16 @@ impl Producer {
     /// the last round, and to wait for it then costs a tenth of a message.
     fn fetch_next_line(&self) {
         if self.space() > 0 {
-            self.own.write(self.tail, &[0]);
+            self.own.write(self.lane, self.tail, &[0]);
         }
     }
 
     fn space(&self) -> usize {
-        self.own.ring_len() - self.tail.wrapping_sub(self.head_seen) as usize
+        self.own.ring_len(self.lane) - self.tail.wrapping_sub(self.head_seen) as usize
     }
 
     fn look_at_head(&mut self) -> Result<(), Violation> {
-        let head = self.peer.load(Word::Head);
+        let head = self.peer.load(self.lane, Word::Head);
         fence(Acquire); // SYNC-2
         // Between what it was and the tail: it never goes back, and never past what was written.
         if self.tail.wrapping_sub(head) > self.tail.wrapping_sub(self.head_seen) {
@@ -169,6 +201,7 @@ impl Producer {
 /// The receiving end.
 #[derive(Debug)]
 pub(crate) struct Consumer {
+    lane: Lane,
     own: Rc<OwnHalf>,
     peer: Rc<PeerHalf>,
     head: u64,
@@ -179,15 +212,16 @@ pub(crate) struct Consumer {
 }
 
 impl Consumer {
-    pub(crate) fn new(own: Rc<OwnHalf>, peer: Rc<PeerHalf>) -> Self {
+    pub(crate) fn new(lane: Lane, own: Rc<OwnHalf>, peer: Rc<PeerHalf>) -> Self {
         Self {
+            lane,
             own,
             peer,
             head: 0,
             published: 0,
             tail_seen: 0,
-            sleeping: Flag { word: Word::Sleeping, value: 0 },
-            peer_wants_space: Watch { word: Word::WantsSpace, rung: 0 },
+            sleeping: Flag { lane, word: Word::Sleeping, value: 0 },
+            peer_wants_space: Watch { lane, word: Word::WantsSpace, rung: 0 },
         }
     }
 
@@ -197,7 +231,7 @@ impl Consumer {
             self.look_at_tail()?;
         }
         let len = len_max.min(self.ready());
-        self.peer.append(self.head, len, into);
+        self.peer.append(self.lane, self.head, len, into);
         self.head = self.head.wrapping_add(len as u64);
         Ok(len)
     }
@@ -210,14 +244,30 @@ impl Consumer {
         if self.ready() < into.len() {
             return Ok(false);
         }
-        self.peer.read(self.head, into);
+        self.peer.read(self.lane, self.head, into);
         self.head = self.head.wrapping_add(into.len() as u64);
         Ok(true)
     }
 
+    /// Bytes that may be taken now.
+    pub(crate) fn available(&mut self) -> Result<usize, Violation> {
+        if self.ready() == 0 {
+            self.look_at_tail()?;
+        }
+        Ok(self.ready())
+    }
+
+    /// Shows where the next `len` bytes lie, in one or two runs which the peer may change at any time,
+    /// and takes them. They are available, as the caller knows.
+    pub(crate) fn take(&mut self, len: usize, read: impl FnMut(*const u8, usize)) {
+        assert!(len <= self.ready(), "{len} bytes where {} are ready", self.ready());
+        self.peer.runs(self.lane, self.head, len, read);
+        self.head = self.head.wrapping_add(len as u64);
+    }
+
     /// Whether so much was read that the peer should have its space back.
     pub(crate) fn owes_space(&self) -> bool {
-        self.head.wrapping_sub(self.published) as usize >= self.peer.ring_len() / 4
+        self.head.wrapping_sub(self.published) as usize >= self.peer.ring_len(self.lane) / 4
     }
 
     /// Gives the space of everything read back. True when the peer waits for it and must be rung.
@@ -226,14 +276,15 @@ impl Consumer {
             return false;
         }
         self.published = self.head;
-        self.own.store(Word::Head, self.head, Release); // SYNC-2
+        self.own.store(self.lane, Word::Head, self.head, Release); // SYNC-2
         self.peer_wants_space.must_ring(&self.peer)
     }
 
-    /// Asks to be rung for bytes. True when there are some already.
-    pub(crate) fn sleep(&mut self) -> Result<bool, Violation> {
+    /// Asks to be rung for bytes. True when there are `len` already.
+    pub(crate) fn sleep(&mut self, len: usize) -> Result<bool, Violation> {
         self.sleeping.raise(&self.own);
-        self.look()
+        self.look_at_tail()?;
+        Ok(self.ready() >= len)
     }
 
     /// Whether there are bytes now. Asks nobody.
@@ -258,10 +309,10 @@ impl Consumer {
     }
 
     fn look_at_tail(&mut self) -> Result<(), Violation> {
-        let tail = self.peer.load(Word::Tail);
+        let tail = self.peer.load(self.lane, Word::Tail);
         fence(Acquire); // SYNC-1
         let ready = tail.wrapping_sub(self.head);
-        if ready > self.peer.ring_len() as u64 || ready < self.ready() as u64 {
+        if ready > self.peer.ring_len(self.lane) as u64 || ready < self.ready() as u64 {
             return Err(TAIL);
         }
         self.tail_seen = tail;
@@ -279,11 +330,13 @@ mod tests {
     use crate::half::RING_LEN_MIN;
     use crate::half::tests::half;
 
+    const LANE: Lane = Lane::Control;
+
     /// Both ends of one ring, and the words through which they wake each other.
     fn ring() -> (Producer, Consumer) {
         let ((near, near_seen), (far, far_seen)) = (half(RING_LEN_MIN), half(RING_LEN_MIN));
-        let producer = Producer::new(Rc::new(near), Rc::new(far_seen));
-        (producer, Consumer::new(Rc::new(far), Rc::new(near_seen)))
+        let producer = Producer::new(LANE, Rc::new(near), Rc::new(far_seen));
+        (producer, Consumer::new(LANE, Rc::new(far), Rc::new(near_seen)))
     }
 
     /// Random writes, reads, sleeps and publications against a plain queue. A side that sleeps must
@@ -326,7 +379,7 @@ mod tests {
                 }
                 4 => {
                     consumer.wake();
-                    waits_for_bytes = !consumer.sleep().unwrap();
+                    waits_for_bytes = !consumer.sleep(1).unwrap();
                     assert_eq!(waits_for_bytes, shown == 0);
                     if !waits_for_bytes {
                         consumer.wake();
@@ -334,7 +387,7 @@ mod tests {
                 }
                 _ => {
                     producer.wake();
-                    waits_for_space = !producer.sleep().unwrap();
+                    waits_for_space = !producer.sleep(1).unwrap();
                     assert_eq!(waits_for_space, written + held == RING_LEN_MIN);
                     if !waits_for_space {
                         producer.wake();
@@ -347,16 +400,16 @@ mod tests {
     #[test]
     fn impossible_indices_are_violations() {
         let ((near, _), (far, far_seen)) = (half(RING_LEN_MIN), half(RING_LEN_MIN));
-        let mut producer = Producer::new(Rc::new(near), Rc::new(far_seen));
+        let mut producer = Producer::new(LANE, Rc::new(near), Rc::new(far_seen));
         assert_eq!(producer.write(&[0; 100]).unwrap(), 100);
         for head in [101, u64::MAX, 1 << 63] {
-            far.store(Word::Head, head, Relaxed);
-            assert_eq!(producer.sleep(), Err(HEAD), "{head}");
+            far.store(LANE, Word::Head, head, Relaxed);
+            assert_eq!(producer.sleep(1), Err(HEAD), "{head}");
         }
         let ((own, _), (peer, peer_seen)) = (half(RING_LEN_MIN), half(RING_LEN_MIN));
-        let mut consumer = Consumer::new(Rc::new(own), Rc::new(peer_seen));
+        let mut consumer = Consumer::new(LANE, Rc::new(own), Rc::new(peer_seen));
         for tail in [RING_LEN_MIN as u64 + 1, u64::MAX, 1 << 63] {
-            peer.store(Word::Tail, tail, Relaxed);
+            peer.store(LANE, Word::Tail, tail, Relaxed);
             assert_eq!(consumer.remaining(), Err(TAIL), "{tail}");
         }
     }
