@@ -30,6 +30,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub(crate) use std::sync::atomic::fence;
+
 use blockwire::pool::{Backing, REGION_ALIGN, Region};
 use blockwire::transport::Violation;
 use bytes::BytesMut;

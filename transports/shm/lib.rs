@@ -36,6 +36,8 @@ mod link;
 mod listener;
 mod place;
 mod ring;
+#[cfg(test)]
+mod ring_tests;
 mod setup;
 mod spin;
 mod stream;
