@@ -1,5 +1,7 @@
 //! What the benchmarks share: one file a question, every figure beside a floor of the same run.
 
+pub mod host;
+
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -17,6 +19,17 @@ pub fn default_model() -> PathBuf {
     String::from_utf8_lossy(&output.stdout).trim().into()
 }
 
+/// Rounds of a benchmark: `BLOCKWIRE_BENCH_RUNS`, or 7.
+pub fn runs() -> usize {
+    std::env::var("BLOCKWIRE_BENCH_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(7)
+}
+
+/// Prints figure, floor and the ratio of figure to floor.
+pub fn print_ratio(what: &str, floor: &Samples, figure: &Samples) {
+    let ratio = figure.median() / floor.median();
+    println!("{what:<42} {ratio:>6.2} = {figure} / {floor}");
+}
+
 /// Repeated measurements of one thing.
 #[derive(Clone, Debug, Default)]
 pub struct Samples(Vec<f64>);
@@ -31,6 +44,12 @@ impl Samples {
     /// The middle one; 0 without any.
     pub fn median(&self) -> f64 {
         self.0.get(self.0.len() / 2).copied().unwrap_or_default()
+    }
+
+    /// The one below which a share of them lies; 0 without any.
+    pub fn quantile(&self, share: f64) -> f64 {
+        let index = (self.0.len() as f64 * share) as usize;
+        self.0.get(index).copied().unwrap_or_default()
     }
 
     /// Smallest and largest.

@@ -35,9 +35,7 @@ pub mod wakeups;
 use std::any::Any;
 
 use blockwire::pool::Backing;
-use blockwire::transport::{Address, Capabilities, Transport};
-
-use moves::Way;
+use blockwire::transport::{Address, Transport};
 
 /// What the suite has to know of a transport.
 pub trait Harness: 'static {
@@ -56,12 +54,6 @@ pub trait Harness: 'static {
     /// The pages that the transport can register.
     fn backing(&self) -> Backing {
         Backing::Private
-    }
-
-    /// Copies that a payload byte makes this way; what the capabilities say unless a link has two
-    /// ways that differ.
-    fn copies(&self, _way: Way, capabilities: Capabilities) -> u8 {
-        capabilities.copies_per_byte
     }
 
     /// Dials `address` without being a peer and sends `bytes`: a connection to hold, none where there

@@ -20,13 +20,23 @@ pub enum Way {
     Pull,
 }
 
+impl Way {
+    /// Copies that a payload byte makes this way.
+    pub fn copies(self, capabilities: Capabilities) -> Option<u8> {
+        match self {
+            Self::Push => capabilities.stream,
+            Self::Pull => capabilities.get,
+        }
+    }
+}
+
 /// The ways that a link has.
 ///
 /// # Panics
 /// When it has none.
 pub fn ways(capabilities: Capabilities) -> Vec<Way> {
-    let push = capabilities.stream.then_some(Way::Push);
-    let pull = capabilities.get.then_some(Way::Pull);
+    let push = capabilities.stream.map(|_| Way::Push);
+    let pull = capabilities.get.map(|_| Way::Pull);
     let ways: Vec<_> = push.into_iter().chain(pull).collect();
     assert!(!ways.is_empty(), "the link moves no payload at all");
     ways

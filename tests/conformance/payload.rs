@@ -41,7 +41,7 @@ pub fn copies_are_as_many_as_declared<H: Harness>() {
             stores.transfer(&mut lane, &mut pair, &table).await;
             let after = traffic(&pair);
             let len = 24 * stores.from.pool().spec().block_bytes() as u64;
-            let copies = u64::from(rig.harness().copies(way, pair.near.capabilities()));
+            let copies = u64::from(way.copies(pair.near.capabilities()).unwrap());
             assert_eq!(after.0 - before.0, copies * len, "bytes copied, {way:?}");
             assert_eq!(after.1 - before.1, len, "bytes landed, {way:?}");
             if way == Way::Push {

@@ -14,7 +14,7 @@ use crate::store::Store;
 pub fn a_land_tag_has_to_rise<H: Harness>() {
     Rig::<H>::both_ways(async |rig| {
         let mut pair = rig.pair().await;
-        if !pair.far.capabilities().stream {
+        if pair.far.capabilities().stream.is_none() {
             return skip("the link has no stream");
         }
         let mut stores = Stores::small(rig, 4);
@@ -52,7 +52,7 @@ pub fn what_the_capabilities_lack_is_refused<H: Harness>() {
         let capabilities = pair.near.capabilities();
         let mut stores = Stores::small(rig, 4);
         let (order, tokens) = (stores.order(), stores.tokens(1));
-        if !capabilities.get {
+        if capabilities.get.is_none() {
             let registered = pair.near.link().register(stores.from.pool().region());
             assert!(matches!(registered, Err(RegisterError::Unsupported)), "{registered:?}");
             let extents = stores.from.payload(&[0], order, tokens.clone()).extents().to_vec();
@@ -60,7 +60,7 @@ pub fn what_the_capabilities_lack_is_refused<H: Harness>() {
             let get = Op::Get { region: RegionKey(0), extents, room };
             refuse_unsupported(&mut pair.near, &mut stores.to, get);
         }
-        if !capabilities.stream {
+        if capabilities.stream.is_none() {
             let payload = stores.from.payload(&[0], order, tokens.clone());
             let stream = Op::Stream { tag: StreamTag(1), payload };
             refuse_unsupported(&mut pair.near, &mut stores.from, stream);
@@ -104,13 +104,13 @@ pub fn nothing_is_taken_after_the_end<H: Harness>() {
         let capabilities = pair.near.capabilities();
         let mut stores = Stores::small(rig, 4);
         pair.near.close();
-        refuse_all(&mut pair.near, &mut stores, capabilities.stream);
+        refuse_all(&mut pair.near, &mut stores, capabilities.stream.is_some());
         until(&mut pair, "both ends close", |p| {
             p.near.closed().is_some() && p.far.closed().is_some()
         })
         .await;
-        refuse_all(&mut pair.near, &mut stores, capabilities.stream);
-        refuse_all(&mut pair.far, &mut stores, capabilities.stream);
+        refuse_all(&mut pair.near, &mut stores, capabilities.stream.is_some());
+        refuse_all(&mut pair.far, &mut stores, capabilities.stream.is_some());
         // Harmless, and no event follows.
         pair.near.close();
         pair.far.cancel(OpId(0));

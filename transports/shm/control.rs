@@ -16,8 +16,6 @@ pub(crate) const FRAME_LEN_MAX: usize = HEADER_LEN + BODY_LEN_MAX;
 const POLL_BYTES: usize = 1 << 20;
 /// Bytes read before their space is given back, so that both sides of a long frame work at once.
 const READ_BYTES: usize = 64 * 1024;
-/// Most frames are shorter, and need one allocation.
-const FRAME_LEN_USUAL: usize = 512;
 
 /// An accepted frame.
 #[derive(Debug)]
@@ -75,7 +73,12 @@ impl Sender {
 
     /// Prepares for sleep. True when there is something to do instead.
     pub(crate) fn sleep(&mut self) -> Result<bool, Violation> {
-        if self.queue.is_empty() { Ok(false) } else { self.ring.sleep() }
+        if self.queue.is_empty() { Ok(false) } else { self.ring.sleep(1) }
+    }
+
+    /// Whether there is something to do.
+    pub(crate) fn look(&mut self) -> Result<bool, Violation> {
+        if self.queue.is_empty() { Ok(false) } else { self.ring.has_space(1) }
     }
 
     pub(crate) fn wake(&mut self) {
@@ -119,13 +122,13 @@ impl Receiver {
         let limit = limit.min(POLL_BYTES);
         let (mut taken, mut must_ring) = (0, false);
         while taken < limit {
-            let missing = self.frame_len.unwrap_or(HEADER_LEN) - self.frame.len();
-            if self.frame.is_empty() {
-                self.frame.reserve(FRAME_LEN_USUAL);
+            if self.frame.is_empty() && limit - taken >= HEADER_LEN {
+                taken += self.begin()?;
             }
+            let missing = self.frame_len.unwrap_or(HEADER_LEN) - self.frame.len();
             let len = missing.min(limit - taken).min(READ_BYTES);
-            let read = self.ring.read(len, &mut self.frame)?;
-            if read == 0 {
+            let read = if len > 0 { self.ring.read(len, &mut self.frame)? } else { 0 };
+            if read == 0 && missing > 0 {
                 break;
             }
             taken += read;
@@ -134,19 +137,33 @@ impl Receiver {
             }
             self.advance(events)?;
         }
-        Ok((taken, self.ring.publish() || must_ring))
+        // In a busy ring the peer learns of space by the quarter: each time costs it a cache line.
+        if taken == 0 || self.ring.owes_space() {
+            must_ring |= self.ring.publish();
+        }
+        Ok((taken, must_ring))
+    }
+
+    /// Begins a frame whose header is here whole: most are, and then need one allocation.
+    fn begin(&mut self) -> Result<usize, Violation> {
+        let mut head = [0; HEADER_LEN];
+        if !self.ring.read_whole(&mut head)? {
+            return Ok(0);
+        }
+        let len = frame_len(&head)?;
+        self.frame = BytesMut::with_capacity(len);
+        self.frame.extend_from_slice(&head);
+        self.frame_len = Some(len);
+        Ok(HEADER_LEN)
     }
 
     /// Looks at the copied bytes: a header says how much follows, a whole frame is reported.
     fn advance(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), Violation> {
         if self.frame_len.is_none() {
             let Some(head) = self.frame.first_chunk::<HEADER_LEN>() else { return Ok(()) };
-            let header = Header::parse(head)?;
-            if header.kind == Kind::Payload {
-                return Err(Violation::UnknownTag(StreamTag(header.tag)));
-            }
-            self.frame_len = Some(HEADER_LEN + header.body_len as usize);
-            self.frame.reserve(header.body_len as usize);
+            let len = frame_len(head)?;
+            self.frame_len = Some(len);
+            self.frame.reserve(len - HEADER_LEN);
         }
         if self.frame_len == Some(self.frame.len()) {
             self.frame_len = None;
@@ -157,7 +174,12 @@ impl Receiver {
 
     /// Prepares for sleep. True when there is something to do instead.
     pub(crate) fn sleep(&mut self) -> Result<bool, Violation> {
-        self.ring.sleep()
+        self.ring.sleep(1)
+    }
+
+    /// Whether there is something to do.
+    pub(crate) fn look(&mut self) -> Result<bool, Violation> {
+        self.ring.look()
     }
 
     pub(crate) fn wake(&mut self) {
@@ -168,4 +190,13 @@ impl Receiver {
     pub(crate) fn remaining(&mut self) -> Result<usize, Violation> {
         self.ring.remaining()
     }
+}
+
+/// Bytes of the frame that a header opens.
+fn frame_len(head: &[u8; HEADER_LEN]) -> Result<usize, Violation> {
+    let header = Header::parse(head)?;
+    if header.kind == Kind::Payload {
+        return Err(Violation::UnknownTag(StreamTag(header.tag)));
+    }
+    Ok(HEADER_LEN + header.body_len as usize)
 }

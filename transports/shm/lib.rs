@@ -2,13 +2,14 @@
 //!
 //! Read in this order: `half` (what lies where in the shared memory), `ring` (bytes from one
 //! process to the other, and how an end sleeps), `lifeline` (the socket: doorbell, descriptors,
-//! death), `control` (frames), `remote` (the peer's regions), `link` (one poll of it all), `setup` (the
-//! first exchange), `place` (socket files), `listener`, `transport`.
+//! death), `control` (frames), `remote` (the peer's regions, to be pulled from or read in place),
+//! `stream` and `land` (payload of pools that cannot be shared), `spin` (when to sleep), `link` (one poll
+//! of it all), `setup` (the first exchange), `place` (socket files), `listener`, `transport`.
 //!
 //! ```text
 //!   process A                                                             process B
-//!   half A  (words, ring A->B)  ───────── mapped read-only ─────────────>  copies out
-//!   copies out  <──────────────── mapped read-only ───────────  (words, ring B->A)  half B
+//!   half A  (words, rings A->B) ───────── mapped read-only ─────────────>  copies out
+//!   copies out  <──────────────── mapped read-only ───────────  (words, rings B->A) half B
 //!   pool    ────────────────────────────── mapped read-only ─────────────>  Get: one copy
 //!   socket  <───────────── doorbell, descriptors, end of file ──────────>  socket
 //! ```
@@ -28,14 +29,20 @@
 
 mod control;
 mod half;
+mod land;
 mod lifeline;
 mod link;
 mod listener;
 mod place;
 mod remote;
 mod ring;
+#[cfg(test)]
+mod ring_tests;
 mod setup;
+mod spin;
+mod stream;
 mod sys;
 mod transport;
 
+pub use lifeline::doorbells;
 pub use transport::{ShmOptions, ShmTransport};

@@ -6,30 +6,34 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use blockwire::pool::{Extent, PeerMemory, Pull, Region, ScatterList, TransferStats};
+use blockwire::pool::{Extent, GatherList, PeerMemory, Pull, Region, ScatterList, TransferStats};
 use blockwire::transport::{
     Capabilities, CloseReason, Completion, Link, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
-    RegionKey, RegisterError, Violation,
+    RegionKey, RegisterError, StreamTag, Violation,
 };
 use bytes::Bytes;
 
 use crate::control::{FRAME_LEN_MAX, Receiver, Sender, completed};
 use crate::half::MapError;
+use crate::land::Lands;
 use crate::lifeline::{Announced, Incoming, Lifeline, LifelineError};
 use crate::remote::RemoteRegion;
+use crate::spin::{LOOKS, Spin};
+use crate::stream::Streams;
 
 /// Payload bytes copied by one poll: half a millisecond, so that control never waits for a gigabyte.
 const GET_BYTES: usize = 4 << 20;
 /// Most regions that a peer may announce on one link: pools, not requests.
 const REGIONS_MAX: usize = 256;
-/// A busy link looks at its socket once in so many polls; an idle one always does.
-const LIFELINE_POLLS: u32 = 64;
+/// A link that moves or spins looks at its socket once in so many polls, before it sleeps always.
+const LIFELINE_POLLS: u32 = 256;
 /// More than a full socket holds, so that a peer which rings without end does not hold a poll.
 const LIFELINE_READS_MAX: usize = 4096;
 
-/// What a shared-memory link can do: no payload crosses the ring, it is pulled or stays where it is.
+/// What a shared-memory link can do: leave payload where it is, pull from a pool that is shared, or copy in
+/// and out of a ring.
 const CAPABILITIES: Capabilities =
-    Capabilities { stream: false, get: true, adopt: true, copies_per_byte: 1, same_host: true };
+    Capabilities { stream: Some(2), get: Some(1), adopt: true, same_host: true };
 
 #[derive(Debug)]
 enum State {
@@ -47,6 +51,8 @@ pub(crate) struct ShmLink {
     lifeline: Lifeline,
     sender: Sender,
     receiver: Receiver,
+    streams: Streams,
+    lands: Lands,
     gets: VecDeque<(OpId, Pull)>,
     /// The peer's regions.
     remote: HashMap<RegionKey, Arc<RemoteRegion>>,
@@ -58,22 +64,34 @@ pub(crate) struct ShmLink {
     failed: Option<CloseReason>,
     next_op: u64,
     polls: u32,
+    spin: Spin,
     stats: Arc<TransferStats>,
     peer: String,
 }
 
+/// What a link is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) lifeline: Lifeline,
+    pub(crate) sender: Sender,
+    pub(crate) receiver: Receiver,
+    pub(crate) streams: Streams,
+    pub(crate) lands: Lands,
+    pub(crate) spin: Spin,
+    pub(crate) stats: Arc<TransferStats>,
+    pub(crate) peer: String,
+}
+
 impl ShmLink {
-    pub(crate) fn new(
-        lifeline: Lifeline,
-        sender: Sender,
-        receiver: Receiver,
-        peer: String,
-    ) -> Self {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts { lifeline, sender, receiver, streams, lands, spin, stats, peer } = parts;
         Self {
             state: State::Open,
             lifeline,
             sender,
             receiver,
+            streams,
+            lands,
             gets: VecDeque::new(),
             remote: HashMap::new(),
             registered: Vec::new(),
@@ -81,7 +99,8 @@ impl ShmLink {
             failed: None,
             next_op: 0,
             polls: 0,
-            stats: Arc::default(),
+            spin,
+            stats,
             peer,
         }
     }
@@ -110,6 +129,22 @@ impl ShmLink {
         let op = self.take_op();
         self.sender.push(op, frame);
         Ok(op)
+    }
+
+    #[expect(clippy::result_large_err, reason = "a refused operation comes back by value")]
+    fn submit_land(&mut self, tag: StreamTag, room: ScatterList) -> Result<OpId, Refused> {
+        if !self.lands.rises(tag) {
+            return Err(Refused { op: Op::Land { tag, room }, error: OpError::TagReused(tag) });
+        }
+        let op = self.take_op();
+        self.lands.post(op, tag, room, &mut self.pending);
+        Ok(op)
+    }
+
+    fn submit_stream(&mut self, tag: StreamTag, payload: GatherList) -> OpId {
+        let op = self.take_op();
+        self.streams.push(op, tag, payload, &mut self.pending);
+        op
     }
 
     #[expect(clippy::result_large_err, reason = "a refused operation comes back by value")]
@@ -184,6 +219,8 @@ impl ShmLink {
     fn work(&mut self, events: &mut Vec<LinkEvent>) -> Result<bool, CloseReason> {
         self.sender.wake();
         self.receiver.wake();
+        self.streams.wake();
+        self.lands.wake();
         if let Some(reason) = self.failed.take() {
             return Err(reason);
         }
@@ -192,6 +229,9 @@ impl ShmLink {
             return Ok(moved);
         }
         moved |= self.send(events)?;
+        if matches!(self.state, State::Open) {
+            moved |= self.pass_payload(events)?;
+        }
         moved |= self.copy(events);
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(LIFELINE_POLLS) {
@@ -228,6 +268,15 @@ impl ShmLink {
         Ok(events.len() > before)
     }
 
+    fn pass_payload(&mut self, events: &mut Vec<LinkEvent>) -> Result<bool, CloseReason> {
+        let (taken, ring_for_space) = self.lands.receive(events)?;
+        let (sent, ring_for_bytes) = self.streams.send(events)?;
+        if ring_for_space || ring_for_bytes {
+            self.lifeline.ring();
+        }
+        Ok(taken + sent > 0)
+    }
+
     fn copy(&mut self, events: &mut Vec<LinkEvent>) -> bool {
         let mut budget = GET_BYTES;
         while let Some((_, pull)) = self.gets.front_mut().filter(|_| budget > 0) {
@@ -242,6 +291,45 @@ impl ShmLink {
         budget < GET_BYTES
     }
 
+    /// Looks at the shared words for a moment. True when there is something to do.
+    fn look(&mut self) -> Result<bool, CloseReason> {
+        for _ in 0..LOOKS {
+            if self.receiver.look()?
+                || (self.lifeline.is_flushed() && self.sender.look()?)
+                || self.lands.look()?
+                || self.streams.look()?
+            {
+                return Ok(true);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(false)
+    }
+
+    fn progress(
+        &mut self,
+        cx: &mut Context<'_>,
+        events: &mut Vec<LinkEvent>,
+    ) -> Result<Poll<()>, CloseReason> {
+        let before = events.len();
+        events.append(&mut self.pending);
+        let mut moved = self.work(events)?;
+        if !moved && events.len() == before && self.spin.is_hot() {
+            if self.look()? {
+                moved = self.work(events)?;
+            } else if self.spin.goes_on() {
+                // Behind the runtime's other tasks; what they ask of this link comes first then.
+                cx.waker().wake_by_ref();
+                return Ok(Poll::Pending);
+            }
+        }
+        if moved || events.len() > before {
+            self.spin.heat();
+            return Ok(Poll::Ready(()));
+        }
+        self.sleep(cx)
+    }
+
     /// Prepares for sleep: raises the flags, looks again, and waits for the socket.
     ///
     /// Whatever the socket held was rung for, so it means another poll: a doorbell that was read and
@@ -251,6 +339,10 @@ impl ShmLink {
             return Ok(Poll::Ready(()));
         }
         if self.receiver.sleep()? || (self.lifeline.is_flushed() && self.sender.sleep()?) {
+            return Ok(Poll::Ready(()));
+        }
+        let open = matches!(self.state, State::Open);
+        if open && (self.lands.sleep()? || self.streams.sleep()?) {
             return Ok(Poll::Ready(()));
         }
         if self.lifeline.poll_flush(cx) {
@@ -271,13 +363,15 @@ impl ShmLink {
         tracing::debug!(peer = %self.peer, %reason, "shm link closed");
         self.lifeline.shut_down();
         self.sender.abandon(&reason, events);
-        self.abandon_gets(&reason, events);
+        self.abandon_payload(&reason, events);
         self.remote.clear();
         events.push(LinkEvent::Closed(reason.clone()));
         self.state = State::Ended(reason);
     }
 
-    fn abandon_gets(&mut self, reason: &CloseReason, events: &mut Vec<LinkEvent>) {
+    fn abandon_payload(&mut self, reason: &CloseReason, events: &mut Vec<LinkEvent>) {
+        self.streams.abandon(reason, events);
+        self.lands.abandon(reason, events);
         for (op, pull) in self.gets.drain(..) {
             events.push(ended(op, pull, Err(OpError::Closed(reason.clone()))));
         }
@@ -330,8 +424,8 @@ impl Link for ShmLink {
         match op {
             Op::Control(frame) => self.submit_control(frame),
             Op::Get { region, extents, room } => self.submit_get(region, extents, room),
-            Op::Stream { .. } => Err(Refused { op, error: OpError::Unsupported("stream") }),
-            Op::Land { .. } => Err(Refused { op, error: OpError::Unsupported("land") }),
+            Op::Stream { tag, payload } => Ok(self.submit_stream(tag, payload)),
+            Op::Land { tag, room } => self.submit_land(tag, room),
         }
     }
 
@@ -339,6 +433,8 @@ impl Link for ShmLink {
         if self.sender.cancel(op) {
             self.pending.push(completed(op, Err(OpError::Cancelled)));
         }
+        self.streams.cancel(op, &mut self.pending);
+        self.lands.cancel(op, &mut self.pending);
         let found = self.gets.iter().position(|(get, _)| *get == op);
         if let Some((op, pull)) = found.and_then(|index| self.gets.remove(index)) {
             self.pending.push(ended(op, pull, Err(OpError::Cancelled)));
@@ -349,7 +445,7 @@ impl Link for ShmLink {
         if matches!(self.state, State::Open) {
             self.state = State::Closing;
             let mut events = std::mem::take(&mut self.pending);
-            self.abandon_gets(&CloseReason::Local, &mut events);
+            self.abandon_payload(&CloseReason::Local, &mut events);
             self.pending = events;
         }
     }
@@ -358,12 +454,7 @@ impl Link for ShmLink {
         if matches!(self.state, State::Ended(_)) {
             return Poll::Pending;
         }
-        let before = events.len();
-        events.append(&mut self.pending);
-        let progress = self.work(events).and_then(|moved| {
-            if moved || events.len() > before { Ok(Poll::Ready(())) } else { self.sleep(cx) }
-        });
-        progress.unwrap_or_else(|reason| {
+        self.progress(cx, events).unwrap_or_else(|reason| {
             self.end(reason, events);
             Poll::Ready(())
         })

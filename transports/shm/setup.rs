@@ -6,29 +6,33 @@
 //!
 //! ```text
 //!  0         8          12        16          24
-//!  magic     version    flags     ring_len    reserved      little-endian
-//!  8 bytes   u32        u32 = 0   u64         u64 = 0
+//!  magic     version    flags     control     payload       little-endian
+//!  8 bytes   u32        u32 = 0   ring, u64   ring, u64
 //! ```
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use blockwire::transport::{Address, ConnectError, Violation};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 use crate::control::{Receiver, Sender};
-use crate::half::{MapError, OwnHalf, PeerHalf};
+use crate::half::{Lane, MapError, OwnHalf, PeerHalf, RingLens};
+use crate::land::Lands;
 use crate::lifeline::{self, Lifeline};
-use crate::link::ShmLink;
+use crate::link::{Parts, ShmLink};
 use crate::ring::{Consumer, Producer};
+use crate::spin::Spin;
+use crate::stream::Streams;
 use crate::sys::descriptors::prepare_socket;
 use crate::transport::ShmOptions;
 
 const MAGIC: [u8; 8] = *b"BWIR-SHM";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const GREETING_LEN: usize = 32;
 
 /// Why there is no link, before anyone knows the address.
@@ -79,7 +83,7 @@ pub(crate) async fn set_up(
     address: Address,
     options: ShmOptions,
 ) -> Result<ShmLink, ConnectError> {
-    let greeting = greet(stream, role, &address, options.ring_len);
+    let greeting = greet(stream, role, &address, &options);
     let greeted = tokio::time::timeout(options.setup_limit, greeting).await;
     let late = |_| Err(SetupError::System(io::ErrorKind::TimedOut.into()));
     greeted.unwrap_or_else(late).map_err(|error| error.with(address))
@@ -89,21 +93,22 @@ async fn greet(
     stream: UnixStream,
     role: Role,
     address: &Address,
-    ring_len: usize,
+    options: &ShmOptions,
 ) -> Result<ShmLink, SetupError> {
     let peer = stream.peer_cred()?;
     if peer.uid() != rustix::process::geteuid().as_raw() {
         return Err(refuse("the peer runs as another user"));
     }
     prepare_socket(stream.as_fd())?;
+    let lens = RingLens { control: options.ring_len, payload: options.payload_ring_len };
     let (own, theirs) = match role {
         Role::Dialled => {
-            let own = send_half(&stream, ring_len).await?;
+            let own = send_half(&stream, lens).await?;
             (own, receive_half(&stream).await?)
         }
         Role::Accepted => {
             let theirs = receive_half(&stream).await?;
-            (send_half(&stream, ring_len).await?, theirs)
+            (send_half(&stream, lens).await?, theirs)
         }
     };
     let (own, theirs) = (Rc::new(own), Rc::new(theirs));
@@ -111,17 +116,29 @@ async fn greet(
         Some(pid) => format!("{address} (pid {pid})"),
         None => address.to_string(),
     };
-    let sender = Sender::new(Producer::new(Rc::clone(&own), Rc::clone(&theirs)));
-    let receiver = Receiver::new(Consumer::new(own, theirs));
-    Ok(ShmLink::new(Lifeline::new(stream), sender, receiver, name))
+    let stats = Arc::default();
+    let producer = |lane| Producer::new(lane, Rc::clone(&own), Rc::clone(&theirs));
+    let consumer = |lane| Consumer::new(lane, Rc::clone(&own), Rc::clone(&theirs));
+    let parts = Parts {
+        lifeline: Lifeline::new(stream),
+        sender: Sender::new(producer(Lane::Control)),
+        receiver: Receiver::new(consumer(Lane::Control)),
+        streams: Streams::new(producer(Lane::Payload), Arc::clone(&stats)),
+        lands: Lands::new(consumer(Lane::Payload), Arc::clone(&stats)),
+        spin: Spin::new(options.spin_limit),
+        stats,
+        peer: name,
+    };
+    Ok(ShmLink::new(parts))
 }
 
-async fn send_half(stream: &UnixStream, ring_len: usize) -> io::Result<OwnHalf> {
-    let own = OwnHalf::new(ring_len)?;
+async fn send_half(stream: &UnixStream, lens: RingLens) -> io::Result<OwnHalf> {
+    let own = OwnHalf::new(lens)?;
     let mut greeting = [0; GREETING_LEN];
     greeting[..8].copy_from_slice(&MAGIC);
     greeting[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    greeting[16..24].copy_from_slice(&(own.ring_len() as u64).to_le_bytes());
+    greeting[16..24].copy_from_slice(&(lens.control as u64).to_le_bytes());
+    greeting[24..].copy_from_slice(&(lens.payload as u64).to_le_bytes());
     let mut sent = 0;
     while sent < GREETING_LEN {
         let memory = (sent == 0).then(|| own.file().as_fd());
@@ -167,14 +184,14 @@ async fn receive_greeting(
     Ok((greeting, descriptor))
 }
 
-/// The length of the peer's ring, not yet checked.
-fn check_greeting(greeting: &[u8; GREETING_LEN]) -> Result<u64, SetupError> {
+/// The lengths of the peer's rings, not yet checked.
+fn check_greeting(greeting: &[u8; GREETING_LEN]) -> Result<[u64; 2], SetupError> {
     let (version, rest) = greeting[MAGIC.len()..].split_at(4);
     if version != VERSION.to_le_bytes() {
         return Err(refuse("another version of the shared-memory transport"));
     }
-    let ring_len = rest[4..12].try_into().expect("eight bytes");
-    Ok(u64::from_le_bytes(ring_len))
+    let len = |at| u64::from_le_bytes(rest[at..at + 8].try_into().expect("eight bytes"));
+    Ok([len(4), len(12)])
 }
 
 fn refuse(what: &'static str) -> SetupError {

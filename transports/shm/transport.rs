@@ -13,6 +13,7 @@ use crate::link::ShmLink;
 use crate::listener::ShmListener;
 use crate::place::{PlaceError, socket_path};
 use crate::setup::{Role, set_up};
+use crate::spin;
 
 /// Pause before a listener with a full queue is dialled again.
 const REDIAL_PAUSE: Duration = Duration::from_millis(5);
@@ -22,14 +23,24 @@ const REDIAL_PAUSE: Duration = Duration::from_millis(5);
 pub struct ShmOptions {
     /// Bytes of the control ring that this side writes: a power of two, 4 KiB to 64 MiB.
     pub ring_len: usize,
+    /// Bytes of the payload ring likewise: for payload of pools that the peer cannot map.
+    pub payload_ring_len: usize,
     /// How long the first exchange with a peer may take.
     pub setup_limit: Duration,
+    /// How long an end looks for more after something passed, before it sleeps; zero: not at all.
+    pub spin_limit: Duration,
 }
 
 impl Default for ShmOptions {
-    /// 1 MiB: fits the caches of both cores. 5 s: only a stopped process needs longer.
+    /// 1 MiB: both fit the caches of both cores. 5 s: only a stopped process needs longer. 25 us: twice
+    /// the cost of a wake-up; zero where this thread has one core only, when first asked.
     fn default() -> Self {
-        Self { ring_len: 1 << 20, setup_limit: Duration::from_secs(5) }
+        Self {
+            ring_len: 1 << 20,
+            payload_ring_len: 1 << 20,
+            setup_limit: Duration::from_secs(5),
+            spin_limit: spin::default_limit(),
+        }
     }
 }
 
@@ -45,9 +56,11 @@ impl ShmTransport {
     /// A transport with other options than the default ones.
     ///
     /// # Panics
-    /// When the ring's length is out of bounds.
+    /// When a ring's length is out of bounds.
     pub fn new(options: ShmOptions) -> Self {
-        assert!(valid_ring_len(options.ring_len), "a ring of {} bytes", options.ring_len);
+        for len in [options.ring_len, options.payload_ring_len] {
+            assert!(valid_ring_len(len), "a ring of {len} bytes");
+        }
         Self { options }
     }
 }

@@ -22,7 +22,6 @@ mod options;
 mod receive;
 mod send;
 mod socket;
-mod tags;
 
 use std::io;
 
@@ -50,7 +49,7 @@ const SCHEME: &str = "tcp";
 ///     let transport = TcpTransport::default();
 ///     let listener = transport.listen(&"tcp://127.0.0.1:0".parse().unwrap()).await.unwrap();
 ///     let link = transport.connect(&listener.local_address()).await.unwrap();
-///     assert_eq!(link.capabilities().copies_per_byte, 0);
+///     assert_eq!(link.capabilities().stream, Some(0));
 /// });
 /// ```
 #[derive(Clone, Debug, Default)]

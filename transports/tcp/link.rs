@@ -207,13 +207,7 @@ impl TcpLink {
 
 impl Link for TcpLink {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            stream: true,
-            get: false,
-            adopt: false,
-            copies_per_byte: 0,
-            same_host: self.same_host,
-        }
+        Capabilities { stream: Some(0), get: None, adopt: false, same_host: self.same_host }
     }
 
     fn stats(&self) -> &Arc<TransferStats> {

@@ -15,13 +15,12 @@ use std::sync::Arc;
 
 use blockwire::pool::{Cursor, Digest, ScatterList, TransferStats, copy_payload};
 use blockwire::transport::{
-    CloseReason, Completion, LinkEvent, OpError, OpId, OpMemory, StreamTag, Violation,
+    CloseReason, Completion, LinkEvent, OpError, OpId, OpMemory, StreamTag, TagSet, Violation,
 };
 use blockwire::wire::{FrameError, HEADER_LEN, Header, Kind};
 use bytes::{Bytes, BytesMut};
 
 use crate::ahead::{AHEAD_LEN, Ahead};
-use crate::tags::TagSet;
 
 /// Payload bytes of one read: they are digested right after it, while still in the cache.
 const PIECE_LEN: usize = 512 * 1024;

@@ -187,7 +187,8 @@ impl Task {
         mut stopped: watch::Receiver<bool>,
     ) -> Self {
         let capabilities = link.capabilities();
-        let access = options.pool.as_ref().filter(|_| capabilities.get).and_then(|pool| {
+        let pool = options.pool.as_ref().filter(|_| capabilities.get.is_some());
+        let access = pool.and_then(|pool| {
             let registered = link.register(pool.region());
             let registered =
                 registered.map_err(|error| tracing::warn!(%error, "the pool is out of reach")).ok();

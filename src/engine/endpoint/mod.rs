@@ -122,6 +122,9 @@ impl Endpoint {
 
     /// An endpoint, and the future that drives it. The future wants a tokio runtime with I/O and time,
     /// inside a `LocalSet`; it ends when the endpoint is dropped and its connections are closed.
+    ///
+    /// Spawn the user's own code as tasks of that `LocalSet` too: links that wait for a quick answer
+    /// let other tasks run in between, while a future that is only blocked on waits for many rounds.
     pub fn local(options: EndpointOptions) -> (Self, impl Future<Output = ()> + use<>) {
         let (commands, queue) = mpsc::unbounded_channel();
         let driver = async move { driver::run(Arc::new(options), queue).await };

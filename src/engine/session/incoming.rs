@@ -147,19 +147,20 @@ impl Session {
             };
             landing.loan = Some(room.loan());
             let reach = manifest.blocks.as_ref().zip(self.peer_access.as_ref());
-            let op = if let Some((blocks, access)) = reach.filter(|_| self.capabilities.get) {
-                let PoolAccess { region, shape } = access;
-                let mut extents = Vec::new();
-                order.extents(shape, blocks, 0, from..tokens, &mut extents);
-                Op::Get { region: *region, extents, room }
-            } else if self.capabilities.stream {
-                tag = self.next_tag();
-                landing.pulls = false;
-                Op::Land { tag: StreamTag(tag), room }
-            } else {
-                drop(room);
-                return self.fail_landing(key, LandError::NoPath);
-            };
+            let op =
+                if let Some((blocks, access)) = reach.filter(|_| self.capabilities.get.is_some()) {
+                    let PoolAccess { region, shape } = access;
+                    let mut extents = Vec::new();
+                    order.extents(shape, blocks, 0, from..tokens, &mut extents);
+                    Op::Get { region: *region, extents, room }
+                } else if self.capabilities.stream.is_some() {
+                    tag = self.next_tag();
+                    landing.pulls = false;
+                    Op::Land { tag: StreamTag(tag), room }
+                } else {
+                    drop(room);
+                    return self.fail_landing(key, LandError::NoPath);
+                };
             self.actions.push_back(Action::Submit(op, Purpose(PurposeKind::Receive(key))));
         }
         if let Some(incoming) = self.incoming.get_mut(&key) {

@@ -109,7 +109,7 @@ impl Session {
             return Err(OfferError::Duplicate);
         }
         let OfferPayload { blocks, tokens, meta } = payload;
-        let reachable = self.capabilities.get && self.access.is_some();
+        let reachable = self.capabilities.get.is_some() && self.access.is_some();
         let grant = blocks.first().filter(|_| reachable && self.capabilities.adopt);
         let grant = grant.and_then(|block| block.pool().grant());
         let (state, withdrawn, answered, adopted) = (State::Offered, false, false, 0);

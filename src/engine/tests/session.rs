@@ -73,10 +73,9 @@ impl World {
     fn new(way: Way) -> Self {
         let pools = [pool(), pool()];
         let capabilities = Capabilities {
-            stream: way == Way::Push,
-            get: way != Way::Push,
+            stream: (way == Way::Push).then_some(1),
+            get: (way != Way::Push).then_some(1),
             adopt: way == Way::Adopt,
-            copies_per_byte: 1,
             same_host: true,
         };
         let session = |pool: &BlockPool| {

@@ -25,6 +25,7 @@
 
 mod address;
 mod error;
+mod tags;
 
 use std::fmt;
 use std::future::Future;
@@ -36,6 +37,7 @@ use bytes::Bytes;
 
 pub use address::{Address, AddressError};
 pub use error::{CloseReason, ConnectError, ListenError, OpError, RegisterError, Violation};
+pub use tags::TagSet;
 
 use crate::pool::{Extent, GatherList, PeerMemory, Region, ScatterList, TransferStats};
 
@@ -84,14 +86,13 @@ pub struct RegionKey(pub u32);
 /// What a link can do: data that callers plan with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// `Stream` and `Land` work.
-    pub stream: bool,
-    /// `register` and `Get` work.
-    pub get: bool,
-    /// `peer_memory` works: payload can be read where it lies.
+    /// `Stream` and `Land` work: copies that a payload byte makes in user space on this way, both sides
+    /// together.
+    pub stream: Option<u8>,
+    /// `register` and `Get` work: copies likewise.
+    pub get: Option<u8>,
+    /// `peer_memory` works: payload can be read where it lies, and nothing is copied.
     pub adopt: bool,
-    /// Copies that a payload byte makes in user space, both sides together.
-    pub copies_per_byte: u8,
     /// Both ends run on one host.
     pub same_host: bool,
 }

@@ -6,24 +6,27 @@ use std::any::Any;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use blockwire::pool::Backing;
 use blockwire::transport::{Address, Transport};
-use blockwire_shm::ShmTransport;
+use blockwire_shm::{ShmOptions, ShmTransport};
 use tempfile::TempDir;
 
-struct Shm {
+/// Links that stay awake for so many microseconds.
+struct Shm<const SPIN: u64> {
     folder: TempDir,
     next: AtomicU64,
 }
 
-impl blockwire_conformance::Harness for Shm {
+impl<const SPIN: u64> blockwire_conformance::Harness for Shm<SPIN> {
     fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), next: AtomicU64::new(0) }
     }
 
     fn transport(&self) -> Box<dyn Transport> {
-        Box::new(ShmTransport::default())
+        let spin_limit = Duration::from_micros(SPIN);
+        Box::new(ShmTransport::new(ShmOptions { spin_limit, ..ShmOptions::default() }))
     }
 
     fn address(&self) -> Address {
@@ -43,4 +46,10 @@ impl blockwire_conformance::Harness for Shm {
     }
 }
 
-blockwire_conformance::conformance_suite!(Shm);
+mod spinning {
+    blockwire_conformance::conformance_suite!(super::Shm<25>);
+}
+
+mod sleeping {
+    blockwire_conformance::conformance_suite!(super::Shm<0>);
+}

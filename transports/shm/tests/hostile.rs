@@ -7,21 +7,24 @@
 mod common;
 
 use std::fs::File;
+use std::future::poll_fn;
 use std::io::{IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::task::Poll;
 use std::time::Duration;
 
-use blockwire::pool::{Backing, Extent};
+use blockwire::pool::{Backing, BlockPool, Extent, GatherList, PayloadOrder};
 use blockwire::transport::{
-    CloseReason, ConnectError, Link, Listener, Op, OpError, RegionKey, Transport, Violation,
+    CloseReason, ConnectError, Link, Listener, Op, OpError, RegionKey, StreamTag, Transport,
+    Violation,
 };
 use blockwire::wire::Header;
 use blockwire_shm::{ShmOptions, ShmTransport};
 use common::{
-    SMALL_RING, accept, address, bytes_of, completed, drive_one, frame, pool, received, room, run,
-    submit, to_the_end, transport,
+    SMALL_RING, accept, address, bytes_of, completed, drive_one, fill, frame, pool, received, room,
+    run, submit, to_the_end, transport,
 };
 use memmap2::MmapMut;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -30,7 +33,10 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 const TAIL: usize = 0;
 const HEAD: usize = 128;
 const RING: usize = 16384;
-const HALF_LEN: usize = RING + SMALL_RING;
+const PAYLOAD: usize = RING + SMALL_RING;
+const HALF_LEN: usize = PAYLOAD + SMALL_RING;
+/// Distance from the control ring's words to the payload ring's.
+const PAYLOAD_WORDS: usize = 512;
 
 /// Memory as a peer should make it, and whether it does.
 struct Memory {
@@ -56,10 +62,15 @@ fn good_memory(len: usize) -> Memory {
 }
 
 fn greeting(ring_len: u64) -> [u8; 32] {
+    greeting_of(ring_len, SMALL_RING as u64)
+}
+
+fn greeting_of(ring_len: u64, payload_ring_len: u64) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(b"BWIR-SHM");
-    bytes[8] = 1;
+    bytes[8] = 2;
     bytes[16..24].copy_from_slice(&ring_len.to_le_bytes());
+    bytes[24..].copy_from_slice(&payload_ring_len.to_le_bytes());
     bytes
 }
 
@@ -101,11 +112,24 @@ impl Hostile {
         let _ = self.stream.write_all(&[1]);
     }
 
+    /// Puts bytes at the start of the payload ring.
+    fn put_payload(&mut self, bytes: &[u8]) {
+        self.memory.map[PAYLOAD..PAYLOAD + bytes.len()].copy_from_slice(bytes);
+        self.set(PAYLOAD_WORDS + TAIL, bytes.len() as u64);
+    }
+
     /// Puts bytes at the start of the ring.
     fn put(&mut self, bytes: &[u8]) {
         self.memory.map[RING..RING + bytes.len()].copy_from_slice(bytes);
         self.set(TAIL, bytes.len() as u64);
     }
+}
+
+/// A sealed block of 16 KiB.
+fn payload_of(pool: &BlockPool) -> GatherList {
+    let order = PayloadOrder { block_tokens: 16 };
+    let blocks: Vec<_> = fill(room(pool, 1), 3).into_iter().map(|block| block.seal()).collect();
+    GatherList::new(pool, &blocks, order, 0..16).unwrap()
 }
 
 async fn proper_peers_are_served(listener: &mut dyn Listener) {
@@ -144,6 +168,8 @@ fn bad_greetings_fail_alone() {
         ("ring beyond the bound", greeting(1 << 40), vec![good]),
         ("ring beyond everything", greeting(u64::MAX), vec![good]),
         ("ring longer than the memory", greeting(2 * SMALL_RING as u64), vec![good]),
+        ("payload ring of nothing", greeting_of(SMALL_RING as u64, 0), vec![good]),
+        ("payload ring beyond everything", greeting_of(SMALL_RING as u64, u64::MAX), vec![good]),
         ("no descriptor", fine, vec![]),
         ("two descriptors", fine, vec![good, good]),
         ("eight descriptors", fine, vec![good; 8]),
@@ -258,6 +284,51 @@ fn scribbled_words_and_frames_end_the_link_as_violated() {
 }
 
 #[test]
+fn a_lying_payload_ring_ends_the_link_as_violated() {
+    type Lie = fn(&mut Hostile);
+    let cases: [(&str, Lie); 10] = [
+        ("tail beyond the ring", |h| h.set(PAYLOAD_WORDS + TAIL, SMALL_RING as u64 + 1)),
+        ("tail beyond everything", |h| h.set(PAYLOAD_WORDS + TAIL, u64::MAX)),
+        ("head beyond the tail", |h| h.set(PAYLOAD_WORDS + HEAD, SMALL_RING as u64 + 1)),
+        ("head far behind", |h| h.set(PAYLOAD_WORDS + HEAD, u64::MAX - (1 << 40))),
+        ("no header", |h| h.put_payload(&[0xff; 64])),
+        ("a control frame", |h| h.put_payload(&frame(0, 100))),
+        ("a header that changed", |h| {
+            let mut bytes = Header::payload(1, 0, 100).encode(&[]);
+            bytes[60] ^= 1;
+            h.put_payload(&bytes);
+        }),
+        ("a tag that nobody gave out", |h| h.put_payload(&Header::payload(2, 0, 1).encode(&[]))),
+        ("bytes of the middle", |h| h.put_payload(&Header::payload(1, 64, 1).encode(&[]))),
+        ("bytes beyond the room", |h| {
+            h.put_payload(&Header::payload(1, 0, 16 * 1024 + 1).encode(&[]));
+        }),
+    ];
+    for (what, lie) in cases {
+        run(async {
+            let dir = tempfile::tempdir().unwrap();
+            let mut listener = transport(SMALL_RING).listen(&address(dir.path())).await.unwrap();
+            let (mut hostile, mut link) = Hostile::meet(listener.as_mut()).await;
+            let mine = pool(2, Backing::Private);
+            let land = Op::Land { tag: StreamTag(1), room: room(&mine, 1) };
+            let land = submit(link.as_mut(), land);
+            // More than the ring takes, so that the link looks at the peer's head.
+            let stream = Op::Stream { tag: StreamTag(9), payload: payload_of(&mine) };
+            let stream = submit(link.as_mut(), stream);
+            lie(&mut hostile);
+            let (events, reason) = to_the_end(link.as_mut()).await;
+            assert!(matches!(reason, CloseReason::Violated(_)), "{what}: {reason}");
+            let mut ended = completed(&events);
+            ended.sort();
+            assert_eq!(ended, [land, stream], "{what}");
+            drop(events);
+            assert_eq!(mine.accounting().free, 2, "{what}");
+            proper_peers_are_served(listener.as_mut()).await;
+        });
+    }
+}
+
+#[test]
 fn a_tail_that_goes_back_ends_the_link_as_violated() {
     run(async {
         let dir = tempfile::tempdir().unwrap();
@@ -269,6 +340,56 @@ fn a_tail_that_goes_back_ends_the_link_as_violated() {
         hostile.set(TAIL, 100);
         let (_, reason) = to_the_end(link.as_mut()).await;
         assert!(matches!(reason, CloseReason::Violated(Violation::SharedMemory(_))), "{reason}");
+    });
+}
+
+#[test]
+fn a_payload_tail_that_goes_back_ends_the_link_as_violated() {
+    run(async {
+        let dir = tempfile::tempdir().unwrap();
+        let mut listener = transport(SMALL_RING).listen(&address(dir.path())).await.unwrap();
+        let (mut hostile, mut link) = Hostile::meet(listener.as_mut()).await;
+        let mine = pool(1, Backing::Private);
+        submit(link.as_mut(), Op::Land { tag: StreamTag(1), room: room(&mine, 1) });
+        hostile.put_payload(&[&Header::payload(1, 0, 500).encode(&[])[..], &[7; 100]].concat());
+        // A control frame behind it, so that there is an event to wait for.
+        hostile.put(&frame(0, 0));
+        let mut events = Vec::new();
+        drive_one(link.as_mut(), &mut events, |events| received(events).len() == 1).await;
+        hostile.set(PAYLOAD_WORDS + TAIL, 10);
+        let (_, reason) = to_the_end(link.as_mut()).await;
+        assert!(matches!(reason, CloseReason::Violated(Violation::SharedMemory(_))), "{reason}");
+    });
+}
+
+/// Less than a header in the payload ring is nothing yet: the link sleeps over it.
+#[test]
+fn a_piece_of_a_payload_header_is_waited_for() {
+    run(async {
+        let dir = tempfile::tempdir().unwrap();
+        let mut listener = transport(SMALL_RING).listen(&address(dir.path())).await.unwrap();
+        let (mut hostile, mut link) = Hostile::meet(listener.as_mut()).await;
+        let mine = pool(1, Backing::Private);
+        let land = submit(link.as_mut(), Op::Land { tag: StreamTag(1), room: room(&mine, 1) });
+        let len = 2000;
+        let whole = [&Header::payload(1, 0, len).encode(&[])[..], &[7; 2000]].concat();
+        let mut events = Vec::new();
+        for shown in [1, 63, 64, 65, 1000, whole.len()] {
+            hostile.put_payload(&whole[..shown]);
+            // Until it sleeps over what is there.
+            poll_fn(|cx| match link.poll_progress(cx, &mut events) {
+                Poll::Ready(()) => {
+                    cx.waker().wake_by_ref();
+                    Poll::Pending
+                }
+                Poll::Pending => Poll::Ready(()),
+            })
+            .await;
+        }
+        assert_eq!(link.stats().landed(), len);
+        assert!(completed(&events).is_empty());
+        link.cancel(land);
+        drive_one(link.as_mut(), &mut events, |events| completed(events) == [land]).await;
     });
 }
 

@@ -6,7 +6,7 @@ mod common;
 use blockwire::pool::{Backing, BlockPool, Extent};
 use blockwire::transport::{
     CloseReason, Completion, LinkEvent, ListenError, Op, OpError, OpId, OpMemory, RegionKey,
-    RegisterError, StreamTag, Transport,
+    RegisterError, Transport,
 };
 use common::{
     SMALL_RING, accept, address, bytes_of, closed, completed, drive, drive_one, fill, frame, pair,
@@ -173,10 +173,6 @@ fn pulls_that_do_not_fit_are_refused_whole() {
             assert!(matches!(refused.op, Op::Get { extents: back, .. } if back == extents));
         }
         assert_eq!(mine.accounting().free, 4);
-        let land = puller.submit(Op::Land { tag: StreamTag(1), room: room(&mine, 1) }).unwrap_err();
-        assert!(
-            matches!(land.error, OpError::Unsupported(_)) && matches!(land.op, Op::Land { .. })
-        );
         assert!(matches!(owner.register(mine.region()), Err(RegisterError::PrivatePages)));
     });
 }

@@ -40,7 +40,9 @@ fn sequences_of_every_length_arrive_whole_whatever_the_layouts() {
                 assert_eq!(report.unwrap().payload_len, bytes);
                 assert!(sequence.capacity() >= tokens + 20);
                 assert_written(sequence, tokens);
-                let declared = u64::from(pair.to_decode.capabilities().copies_per_byte);
+                let can = pair.to_decode.capabilities();
+                // Where the pool is shared, a link that can pull does.
+                let declared = u64::from(can.get.or(can.stream).unwrap());
                 assert_eq!(pair.payload_copied() - before, bytes * declared);
             }
             all_free(&pair.prefill.pool).await;

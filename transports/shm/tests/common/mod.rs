@@ -39,7 +39,7 @@ pub fn address(dir: &Path) -> Address {
 }
 
 pub fn transport(ring_len: usize) -> ShmTransport {
-    ShmTransport::new(ShmOptions { ring_len, ..ShmOptions::default() })
+    ShmTransport::new(ShmOptions { ring_len, payload_ring_len: ring_len, ..ShmOptions::default() })
 }
 
 pub async fn accept(listener: &mut dyn Listener) -> Result<Box<dyn Link>, ConnectError> {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use blockwire::transport::StreamTag;
+use super::StreamTag;
 
 /// Runs remembered. When there are more, the two lowest are joined: a set of posted or of cancelled
 /// tags then has old members too many, whose payload is dropped instead of refused.
@@ -10,22 +10,22 @@ const RUNS_MAX: usize = 1024;
 
 /// Tags as rising runs `(first, last)` with gaps between them.
 #[derive(Debug, Default)]
-pub(crate) struct TagSet(VecDeque<(u64, u64)>);
+pub struct TagSet(VecDeque<(u64, u64)>);
 
 impl TagSet {
     /// The largest tag.
-    pub(crate) fn last(&self) -> Option<StreamTag> {
+    pub fn last(&self) -> Option<StreamTag> {
         self.0.back().map(|(_, last)| StreamTag(*last))
     }
 
     /// Whether a tag is in the set.
-    pub(crate) fn contains(&self, StreamTag(tag): StreamTag) -> bool {
+    pub fn contains(&self, StreamTag(tag): StreamTag) -> bool {
         let above = self.runs_up_to(tag);
         above > 0 && tag <= self.0[above - 1].1
     }
 
     /// Adds a tag.
-    pub(crate) fn insert(&mut self, StreamTag(tag): StreamTag) {
+    pub fn insert(&mut self, StreamTag(tag): StreamTag) {
         if self.contains(StreamTag(tag)) {
             return;
         }
