@@ -10,7 +10,8 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use crate::pair::{
-    Pair, all_free, assert_written, copying, key, next_handoff, options, pair, run, side, written,
+    Pair, all_free, assert_written, copying, key, next_handoff, options, pair, private, run, side,
+    written,
 };
 
 #[test]
@@ -21,7 +22,9 @@ fn sequences_of_every_length_arrive_whole_whatever_the_layouts() {
             (options(Layout::BlockMajor, 16), options(Layout::LayerMajor, 16)),
             (options(Layout::LayerMajor, 16), options(Layout::BlockMajor, 8)),
             (options(Layout::BlockMajor, 5), options(Layout::BlockMajor, 16)),
+            (private(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)),
         ] {
+            let shared = from.backing == Backing::Shared;
             let mut pair = pair(&wire, from, to).await;
             for tokens in [1, 15, 16, 17, 31, 32, 33, 100] {
                 let handoff = written(&pair.prefill.pool, tokens);
@@ -41,8 +44,9 @@ fn sequences_of_every_length_arrive_whole_whatever_the_layouts() {
                 assert!(sequence.capacity() >= tokens + 20);
                 assert_written(sequence, tokens);
                 let can = pair.to_decode.capabilities();
-                // Where the pool is shared, a link that can pull does.
-                let declared = u64::from(can.get.or(can.stream).unwrap());
+                // Where the sender's pool is shared, a link that can pull does.
+                let way = can.get.filter(|_| shared).or(can.stream);
+                let declared = u64::from(way.unwrap());
                 assert_eq!(pair.payload_copied() - before, bytes * declared);
             }
             all_free(&pair.prefill.pool).await;

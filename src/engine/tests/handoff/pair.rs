@@ -33,6 +33,11 @@ pub(crate) fn options(layout: Layout, block_tokens: u32) -> PoolOptions {
     PoolOptions { layout, backing: Backing::Shared, ..PoolOptions::new(spec, 64) }
 }
 
+/// A pool that no peer can map.
+pub(crate) fn private(layout: Layout, block_tokens: u32) -> PoolOptions {
+    PoolOptions { backing: Backing::Private, ..options(layout, block_tokens) }
+}
+
 /// A connected pair: the prefill side dials, the decode side listens.
 pub(crate) struct Pair {
     pub(crate) prefill: Side,
