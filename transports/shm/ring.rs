@@ -186,7 +186,8 @@ impl Producer {
         }
     }
 
-    fn space(&self) -> usize {
+    /// Bytes that are free as far as this side has looked.
+    pub(crate) fn space(&self) -> usize {
         self.own.ring_len(self.lane) - self.tail.wrapping_sub(self.head_seen) as usize
     }
 
