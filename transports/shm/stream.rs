@@ -20,6 +20,7 @@ use blockwire::transport::{
 use blockwire::wire::{HEADER_LEN, Header};
 
 use crate::distance::Distance;
+use crate::half::LINE;
 use crate::ring::Producer;
 
 /// Longest payload of a frame: some pieces fit a ring that fits the cache.
@@ -49,7 +50,7 @@ pub(crate) struct Streams {
 impl Streams {
     pub(crate) fn new(ring: Producer, stats: Arc<TransferStats>) -> Self {
         // Four frames in the ring, so that neither side waits for the other's whole copy.
-        let piece_len = PIECE_LEN.min(ring.ring_len() / 4 - HEADER_LEN);
+        let piece_len = PIECE_LEN.min((ring.ring_len() - LINE) / 4 - HEADER_LEN);
         let (queue, distance) = <_>::default();
         Self { ring, piece_len, queue, distance, stats }
     }
