@@ -207,8 +207,9 @@ impl Session {
 
     /// The peer wants its blocks. It may be too late for that: then they are on their way.
     pub(super) fn handle_recall(&mut self, key: HandoffKey) {
-        if let Some(lease) = self.adopted.get(&key).and_then(Weak::upgrade) {
-            lease.set_recalled();
+        match self.adopted.get(&key).and_then(Weak::upgrade) {
+            Some(lease) => lease.set_recalled(),
+            None => self.counters.late_frames += 1,
         }
     }
 
