@@ -446,6 +446,6 @@ impl Session {
 
     fn send_decline(&mut self, key: HandoffKey, code: DeclineCode, reason: &str) {
         let decline = body::Decline { code: code.into(), reason: reason.to_owned() };
-        self.send_for(key, Kind::Decline, &decline);
+        self.send_answer(key, Kind::Decline, &decline);
     }
 }
