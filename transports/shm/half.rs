@@ -7,7 +7,8 @@
 //!    256   sleeping     odd while I sleep and want to be rung for new bytes
 //!    384   wants_space  odd while I sleep and want to be rung for space in my ring
 //!    512   the same four words for the second ring
-//!  16384   my rings     first the one for control, then the one for payload; each a power of two
+//!  16384   my rings     first the one for control, whose frames begin on lines of 64 bytes, then the
+//!                       one for payload; each a power of two
 //! ```
 //! Every word has one writer, and lies on a pair of cache lines of its own (128 bytes: Apple's line,
 //! and the pair that x86 fetches together).
@@ -24,6 +25,8 @@
 //!   exists, so a peer that scribbles changes what is read, never what the compiler may assume.
 //! - H6: nobody but the producer of a ring writes to it, in whichever process: the peer's mapping is
 //!   read-only. What the producer has not published, no consumer that keeps the rules reads.
+//! - H7: a mark ([`PeerHalf::mark`]) starts a line of a ring, so it is aligned and does not wrap. Where a
+//!   consumer that keeps the rules may look at one, its producer writes it by atomics only.
 
 use std::fs::File;
 use std::io;
@@ -41,6 +44,10 @@ use crate::sys::descriptors::check_memory;
 
 /// Where the ring starts: the words have a page of their own on every system.
 pub(crate) const RING_OFFSET: usize = REGION_ALIGN;
+/// Where frames of the control ring may begin: cache lines.
+pub(crate) const LINE: usize = 64;
+/// Bytes of a mark, the first word of a line.
+pub(crate) const MARK_LEN: usize = size_of::<u64>();
 /// Smallest ring.
 pub(crate) const RING_LEN_MIN: usize = 4096;
 /// Largest ring that a peer may ask this side to map.
@@ -154,6 +161,18 @@ impl OwnHalf {
         }
     }
 
+    /// Writes a mark.
+    ///
+    /// # Panics
+    /// When `at` is inside a line.
+    pub(crate) fn set_mark(&self, lane: Lane, at: u64, mark: [u8; MARK_LEN], order: Ordering) {
+        let at = mark_offset(self.lens, lane, at);
+        // SAFETY: in the ring (H4), mapped for writes (H1), aligned (H7), atomics only (H7).
+        let word =
+            unsafe { AtomicU64::from_ptr(self.region.base().as_ptr().add(at).cast::<u64>()) };
+        word.store(u64::from_ne_bytes(mark), order);
+    }
+
     /// Hands out `len` bytes of a ring from position `at` on, to be written, in one or two runs.
     ///
     /// # Safety
@@ -219,6 +238,17 @@ impl PeerHalf {
         word.load(Ordering::Relaxed)
     }
 
+    /// Loads a mark, relaxed as [`load`](Self::load) does.
+    ///
+    /// # Panics
+    /// When `at` is inside a line.
+    pub(crate) fn mark(&self, lane: Lane, at: u64) -> u64 {
+        let at = mark_offset(self.lens, lane, at);
+        // SAFETY: in the ring (H4), mapped for reads (H1), aligned (H7), atomics only (H7).
+        let word = unsafe { &*self.map.as_ptr().add(at).cast::<AtomicU64>() };
+        word.load(Ordering::Relaxed)
+    }
+
     /// Reads bytes of a ring from position `at` on.
     ///
     /// # Panics
@@ -270,6 +300,12 @@ impl PeerHalf {
             }
         });
     }
+}
+
+/// Where the mark at a position of a ring lies.
+fn mark_offset(lens: RingLens, lane: Lane, at: u64) -> usize {
+    assert!(at.is_multiple_of(LINE as u64), "a mark at {at}");
+    lens.start(lane) + (at & (lens.of(lane) as u64 - 1)) as usize
 }
 
 /// Maps `len` bytes of a peer's memory read-only, after the checks that H1 rests on.

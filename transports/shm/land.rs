@@ -3,6 +3,8 @@
 //! A frame's header is copied out and checked before any of it counts: the tag was posted, the bytes
 //! go on where the last ones ended, and they fit. A peer that changes a header or an index later
 //! changes nothing here; one that changes payload changes bytes, which the digest shows.
+//!
+//! Blocks are filled past the caches: whoever reads them does so much later, and the ring stays cached.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -179,24 +181,25 @@ impl Land {
     /// Copies the next `len` bytes, which are available, into the room, where they fit.
     fn take(&mut self, len: usize, ring: &mut Consumer, stats: &TransferStats) {
         let Self { room, cursor, digest, .. } = self;
-        let stores = Stores::for_payload(room.len());
         let mut slices = room.slices(cursor, len);
         let mut to: &mut [u8] = &mut [];
         ring.take(len, |mut from, mut run| {
-            while run > 0 {
+            let pieces = std::iter::from_fn(|| {
+                if run == 0 {
+                    return None;
+                }
                 if to.is_empty() {
                     to = slices.next().expect("the frame fits the room");
                 }
                 let step = run.min(to.len());
                 let (now, later) = std::mem::take(&mut to).split_at_mut(step);
-                // SAFETY: the run is mapped and readable for `run` bytes (`half.rs`, H1 and H4), and
-                // `step` is not more; `add` stays inside it or goes one past its end.
-                from = unsafe {
-                    copy_payload_from_peer([(from, now)], stores, Some(digest), stats);
-                    from.add(step)
-                };
-                (to, run) = (later, run - step);
-            }
+                let head = from;
+                (from, to, run) = (from.wrapping_add(step), later, run - step);
+                Some((head, now))
+            });
+            // SAFETY: the run is mapped and readable for `run` bytes (`half.rs`, H1 and H4), and the
+            // pieces lie in it one after the other.
+            unsafe { copy_payload_from_peer(pieces, Stores::Streaming, Some(digest), stats) };
         });
         drop(slices);
         self.cursor.advance(self.room.extents(), len);

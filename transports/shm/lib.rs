@@ -3,8 +3,8 @@
 //! Read in this order: `half` (what lies where in the shared memory), `ring` (bytes from one
 //! process to the other, and how an end sleeps), `lifeline` (the socket: doorbell, descriptors,
 //! death), `control` (frames), `remote` (the peer's regions, to be pulled from or read in place),
-//! `stream` and `land` (payload of pools that cannot be shared), `spin` (when to sleep), `link` (one poll
-//! of it all), `setup` (the first exchange), `place` (socket files), `listener`, `transport`.
+//! `stream` and `land` (payload of pools that cannot be shared), `distance` (how the peer's core is
+//! reached), `spin` (when to sleep), `link` (one poll of it all), `setup` (the first exchange), `place` (socket files), `listener`, `transport`.
 //!
 //! ```text
 //!   process A                                                             process B
@@ -28,6 +28,7 @@
 //!   every driver has anyway.
 
 mod control;
+mod distance;
 mod half;
 mod land;
 mod lifeline;

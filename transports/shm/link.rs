@@ -65,6 +65,8 @@ pub(crate) struct ShmLink {
     failed: Option<CloseReason>,
     next_op: u64,
     polls: u32,
+    /// The last poll ended with frames, before payload.
+    payload_waits: bool,
     spin: Spin,
     stats: Arc<TransferStats>,
     peer: String,
@@ -100,6 +102,7 @@ impl ShmLink {
             failed: None,
             next_op: 0,
             polls: 0,
+            payload_waits: false,
             spin,
             stats,
             peer,
@@ -225,11 +228,18 @@ impl ShmLink {
         if let Some(reason) = self.failed.take() {
             return Err(reason);
         }
-        let mut moved = self.receive(events)?;
         if matches!(self.state, State::Draining(_)) {
+            return self.receive(events);
+        }
+        // First what was asked for since the last poll: an answer, more often than not.
+        let mut moved = self.send(events)?;
+        let received = self.receive(events)?;
+        moved |= received;
+        // A frame goes to its owner before payload is copied, which has its turn in the next poll.
+        self.payload_waits = received && !self.payload_waits;
+        if self.payload_waits {
             return Ok(moved);
         }
-        moved |= self.send(events)?;
         if matches!(self.state, State::Open) {
             moved |= self.pass_payload(events)?;
         }
@@ -245,7 +255,7 @@ impl ShmLink {
         let limit = if let State::Draining(left) = self.state { left } else { usize::MAX };
         let (taken, must_ring) = self.receiver.receive(limit, events)?;
         if let State::Draining(left) = &mut self.state {
-            *left -= taken;
+            *left = left.saturating_sub(taken);
             // Less than asked for and less than promised: the peer's words changed after its end.
             if *left == 0 || taken == 0 {
                 return Err(CloseReason::PeerGone);

@@ -15,9 +15,17 @@
 //! Pairs, named at the code:
 //! - SYNC-1: the producer's release of `tail` with the consumer's acquire: the bytes are there.
 //! - SYNC-2: the consumer's release of `head` with the producer's acquire: the bytes were read.
-//! - SYNC-3: a sleeper raises its flag, fences, and looks at the index again; the other side moves
-//!   the index, fences, and looks at the flag. Both fences are sequentially consistent, so at least
+//! - SYNC-3: a sleeper raises its flag, fences, and looks at the index or mark again; the other side moves
+//!   it, fences, and looks at the flag. Both fences are sequentially consistent, so at least
 //!   one of the two sees the other (Dekker): no wake-up is lost.
+//! - SYNC-4: the producer's release of a mark with the consumer's acquire: the frame is there.
+//!
+//! # Marks
+//! A message that is awaited should move one cache line, not the tail's and then its own. So frames of
+//! the control ring begin on lines, and their first word, which is never zero, is their *mark*: written
+//! last, so that a consumer which looks at the place of the next frame sees all of it or nothing. The
+//! mark of the place behind is cleared before, and a line of the ring stays free for it. A mark shows
+//! [`WHOLE_MAX`] bytes of its frame; the tail tells of the rest, and of how many frames there are.
 //!
 //! A flag is a counter, odd while its owner sleeps. Whoever rings remembers the value that it rang
 //! for, so that one sleep costs one system call however many messages follow.
@@ -31,12 +39,15 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use blockwire::transport::Violation;
 use bytes::BytesMut;
 
-use crate::half::{Lane, OwnHalf, PeerHalf, Word, fence};
+use crate::half::{LINE, Lane, MARK_LEN, OwnHalf, PeerHalf, Word, fence};
 
 pub(crate) const TAIL: Violation =
     Violation::SharedMemory("tail of a ring goes back or runs ahead");
 pub(crate) const HEAD: Violation =
     Violation::SharedMemory("head of a ring goes back or runs past its tail");
+
+/// Bytes of a frame that are shown at once: all of a short one. The smallest ring holds several.
+pub(crate) const WHOLE_MAX: usize = 1024;
 
 /// A flag of this side.
 #[derive(Debug)]
@@ -90,6 +101,8 @@ pub(crate) struct Producer {
     peer: Rc<PeerHalf>,
     tail: u64,
     published: u64,
+    /// The mark of the frame that begins at `published`, if one does.
+    mark: Option<[u8; MARK_LEN]>,
     head_seen: u64,
     wants_space: Flag,
     peer_sleeping: Watch,
@@ -103,6 +116,7 @@ impl Producer {
             peer,
             tail: 0,
             published: 0,
+            mark: None,
             head_seen: 0,
             wants_space: Flag { lane, word: Word::WantsSpace, value: 0 },
             peer_sleeping: Watch { lane, word: Word::Sleeping, rung: 0 },
@@ -121,10 +135,32 @@ impl Producer {
         Ok(len)
     }
 
+    /// Like [`write`](Self::write), at the beginning of a frame: its first word becomes a mark, and all
+    /// of a frame of at most [`WHOLE_MAX`] bytes fits, as the caller knows.
+    pub(crate) fn begin(&mut self, bytes: &[u8]) -> Result<usize, Violation> {
+        let mark = bytes.first_chunk().expect("a frame is longer than a mark");
+        // Later frames of what is shown at once are out of the peer's sight: it gets there by this one.
+        if self.tail == self.published {
+            self.mark = Some(*mark);
+            self.tail = self.tail.wrapping_add(MARK_LEN as u64);
+            return Ok(MARK_LEN + self.write(&bytes[MARK_LEN..])?);
+        }
+        self.write(bytes)
+    }
+
+    /// The frame is whole: the next one begins on a line, whose mark says that there is none yet.
+    pub(crate) fn finish(&mut self) {
+        self.tail = next_line(self.tail);
+        self.own.set_mark(self.lane, self.tail, [0; MARK_LEN], Relaxed);
+    }
+
     /// Shows everything written. True when the peer sleeps and must be rung.
     pub(crate) fn publish(&mut self) -> bool {
         if self.published == self.tail {
             return false;
+        }
+        if let Some(mark) = self.mark.take() {
+            self.own.set_mark(self.lane, self.published, mark, Release); // SYNC-4
         }
         self.published = self.tail;
         self.own.store(self.lane, Word::Tail, self.tail, Release); // SYNC-1
@@ -178,16 +214,19 @@ impl Producer {
         self.wants_space.lower(&self.own);
     }
 
-    /// Takes the line of the next frame's first byte into this core's cache: the peer's has it from
+    /// Takes the line behind the next frame's first one into this core's cache: the peer's has it from
     /// the last round, and to wait for it then costs a tenth of a message.
     fn fetch_next_line(&self) {
-        if self.space() > 0 {
-            self.own.write(self.lane, self.tail, &[0]);
+        let next = next_line(self.tail);
+        if self.space() >= 2 * LINE {
+            self.own.write(self.lane, next.wrapping_add(LINE as u64), &[0]);
         }
     }
 
-    fn space(&self) -> usize {
-        self.own.ring_len(self.lane) - self.tail.wrapping_sub(self.head_seen) as usize
+    /// Bytes that are free as far as this side has looked; a line stays free for the next mark.
+    pub(crate) fn space(&self) -> usize {
+        let line = self.head_seen & !(LINE as u64 - 1);
+        (self.own.ring_len(self.lane) - LINE).saturating_sub(self.tail.wrapping_sub(line) as usize)
     }
 
     fn look_at_head(&mut self) -> Result<(), Violation> {
@@ -210,6 +249,9 @@ pub(crate) struct Consumer {
     peer: Rc<PeerHalf>,
     head: u64,
     published: u64,
+    /// The tail as the peer's word said it last.
+    tail_read: u64,
+    /// Where the bytes end that are known to be there.
     tail_seen: u64,
     sleeping: Flag,
     peer_wants_space: Watch,
@@ -223,6 +265,7 @@ impl Consumer {
             peer,
             head: 0,
             published: 0,
+            tail_read: 0,
             tail_seen: 0,
             sleeping: Flag { lane, word: Word::Sleeping, value: 0 },
             peer_wants_space: Watch { lane, word: Word::WantsSpace, rung: 0 },
@@ -238,6 +281,32 @@ impl Consumer {
         self.peer.append(self.lane, self.head, len, into);
         self.head = self.head.wrapping_add(len as u64);
         Ok(len)
+    }
+
+    /// Whether a frame begins at the head, which is where the last one ended.
+    pub(crate) fn has_frame(&mut self) -> bool {
+        if self.ready() > 0 {
+            return true;
+        }
+        let mark = self.peer.mark(self.lane, self.head);
+        fence(Acquire); // SYNC-4
+        mark != 0
+    }
+
+    /// Knows of `len` bytes from the head on, because a mark showed them.
+    pub(crate) fn know(&mut self, len: usize) {
+        if self.ready() < len {
+            self.tail_seen = self.head.wrapping_add(len as u64);
+        }
+    }
+
+    /// The frame is whole: passes over the bytes up to where the next one begins, and says how many.
+    pub(crate) fn finish(&mut self) -> usize {
+        let next = next_line(self.head);
+        let passed = next.wrapping_sub(self.head) as usize;
+        self.know(passed);
+        self.head = next;
+        passed
     }
 
     /// Fills `into`, or reads nothing when there is less.
@@ -291,6 +360,12 @@ impl Consumer {
         Ok(self.ready() >= len)
     }
 
+    /// Asks to be rung for a frame. True when there is one already.
+    pub(crate) fn sleep_for_frame(&mut self) -> bool {
+        self.sleeping.raise(&self.own);
+        self.has_frame()
+    }
+
     /// Whether there are bytes now. Asks nobody.
     pub(crate) fn look(&mut self) -> Result<bool, Violation> {
         self.look_at_tail()?;
@@ -308,18 +383,28 @@ impl Consumer {
         Ok(self.ready())
     }
 
-    fn ready(&self) -> usize {
+    /// Bytes that are known to be there.
+    pub(crate) fn ready(&self) -> usize {
         self.tail_seen.wrapping_sub(self.head) as usize
     }
 
     fn look_at_tail(&mut self) -> Result<(), Violation> {
         let tail = self.peer.load(self.lane, Word::Tail);
         fence(Acquire); // SYNC-1
-        let ready = tail.wrapping_sub(self.head);
-        if ready > self.peer.ring_len(self.lane) as u64 || ready < self.ready() as u64 {
+        // Between what it was and the end of the ring: it may be behind the marks, never behind itself.
+        let end = self.head.wrapping_add(self.peer.ring_len(self.lane) as u64);
+        if tail.wrapping_sub(self.tail_read) > end.wrapping_sub(self.tail_read) {
             return Err(TAIL);
         }
-        self.tail_seen = tail;
+        self.tail_read = tail;
+        if end.wrapping_sub(tail) < end.wrapping_sub(self.tail_seen) {
+            self.tail_seen = tail;
+        }
         Ok(())
     }
+}
+
+/// The first position on a line from `at` on.
+pub(crate) fn next_line(at: u64) -> u64 {
+    at.wrapping_add(LINE as u64 - 1) & !(LINE as u64 - 1)
 }

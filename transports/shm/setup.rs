@@ -32,7 +32,7 @@ use crate::sys::descriptors::prepare_socket;
 use crate::transport::ShmOptions;
 
 const MAGIC: [u8; 8] = *b"BWIR-SHM";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const GREETING_LEN: usize = 32;
 
 /// Why there is no link, before anyone knows the address.

@@ -3,16 +3,24 @@
 //! A payload goes in frames (`src/engine/manual/wire.md`) of at most 64 KiB, each put into the ring
 //! whole and shown at once, so that both sides copy at the same time, and so that a cancelled stream
 //! ends between two frames. Streams take turns by the frame. Control has its own ring and never waits.
+//!
+//! A near peer reads fastest what lies in the caches that it shares. Where it shares none, its reads
+//! and these writes would pull every line back and forth; stores past the caches go to memory once.
+//! Messages of 1 MiB, against one cold memcpy (`benches/shm_ring.rs`): through the caches 1.05 to 1.3
+//! near and 0.5 to 0.7 far, past them 0.9 to 1.1 near and 0.95 to 1.2 far. So `distance` chooses.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use blockwire::pool::{Cursor, Digest, GatherList, TransferStats, copy_payload};
+use blockwire::clock;
+use blockwire::pool::{Cursor, Digest, GatherList, Stores, TransferStats, copy_payload_from_peer};
 use blockwire::transport::{
     CloseReason, Completion, LinkEvent, OpError, OpId, OpMemory, StreamTag, Violation,
 };
 use blockwire::wire::{HEADER_LEN, Header};
 
+use crate::distance::Distance;
+use crate::half::LINE;
 use crate::ring::Producer;
 
 /// Longest payload of a frame: some pieces fit a ring that fits the cache.
@@ -35,14 +43,16 @@ pub(crate) struct Streams {
     ring: Producer,
     piece_len: usize,
     queue: VecDeque<Stream>,
+    distance: Distance,
     stats: Arc<TransferStats>,
 }
 
 impl Streams {
     pub(crate) fn new(ring: Producer, stats: Arc<TransferStats>) -> Self {
         // Four frames in the ring, so that neither side waits for the other's whole copy.
-        let piece_len = PIECE_LEN.min(ring.ring_len() / 4 - HEADER_LEN);
-        Self { ring, piece_len, queue: VecDeque::new(), stats }
+        let piece_len = PIECE_LEN.min((ring.ring_len() - LINE) / 4 - HEADER_LEN);
+        let (queue, distance) = <_>::default();
+        Self { ring, piece_len, queue, distance, stats }
     }
 
     pub(crate) fn push(
@@ -77,10 +87,11 @@ impl Streams {
         let (mut moved, mut must_ring) = (0, false);
         while moved < POLL_BYTES
             && let Some(need) = self.need()
-            && self.ring.has_space(need)?
+            && self.has_space(need)?
             && let Some(mut stream) = self.queue.pop_front()
         {
-            stream.write(need - HEADER_LEN, &mut self.ring, &self.stats);
+            let stores = self.stores();
+            stream.write(need - HEADER_LEN, &mut self.ring, stores, &self.stats);
             must_ring |= self.ring.publish();
             moved += need;
             if stream.left() == 0 {
@@ -90,6 +101,20 @@ impl Streams {
             }
         }
         Ok((moved, must_ring))
+    }
+
+    /// Whether a frame fits. An answer that needs the peer's word tells how far the peer is.
+    fn has_space(&mut self, need: usize) -> Result<bool, Violation> {
+        let (before, start) = (self.ring.space(), clock::now());
+        let enough = self.ring.has_space(need)?;
+        if self.ring.space() > before {
+            self.distance.felt(clock::now() - start);
+        }
+        Ok(enough)
+    }
+
+    fn stores(&self) -> Stores {
+        if self.distance.is_far() { Stores::Streaming } else { Stores::Cached }
     }
 
     /// Bytes of the next frame, if there is one.
@@ -105,7 +130,7 @@ impl Streams {
 
     /// Whether there is something to do.
     pub(crate) fn look(&mut self) -> Result<bool, Violation> {
-        self.need().map_or(Ok(false), |need| self.ring.has_space(need))
+        self.need().map_or(Ok(false), |need| self.has_space(need))
     }
 
     pub(crate) fn wake(&mut self) {
@@ -119,22 +144,28 @@ impl Stream {
     }
 
     /// Writes a frame with the next `len` bytes.
-    fn write(&mut self, len: usize, ring: &mut Producer, stats: &TransferStats) {
+    fn write(&mut self, len: usize, ring: &mut Producer, stores: Stores, stats: &TransferStats) {
         let header = Header::payload(self.tag.0, self.cursor.position(), len as u64).encode(&[]);
         ring.fill_from(&header);
         let Self { payload, cursor, digest, .. } = self;
         let mut slices = payload.slices(cursor, len);
         let mut from: &[u8] = &[];
         ring.fill(len, |mut to| {
-            while !to.is_empty() {
+            let pieces = std::iter::from_fn(|| {
+                if to.is_empty() {
+                    return None;
+                }
                 if from.is_empty() {
                     from = slices.next().expect("as many bytes as the frame has");
                 }
-                let (now, later) = to.split_at_mut(from.len().min(to.len()));
-                let (head, rest) = from.split_at(now.len());
-                copy_payload(head, now, digest, stats);
-                (from, to) = (rest, later);
-            }
+                let step = from.len().min(to.len());
+                let (now, later) = std::mem::take(&mut to).split_at_mut(step);
+                let head = from.as_ptr();
+                (from, to) = (&from[step..], later);
+                Some((head, now))
+            });
+            // SAFETY: every source is the start of a slice of at least its target's length.
+            unsafe { copy_payload_from_peer(pieces, stores, Some(digest), stats) };
         });
         drop(slices);
         self.cursor.advance(self.payload.extents(), len);

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use blockwire::pool::{Backing, BlockPool, Extent, GatherList, PayloadOrder};
 use blockwire::transport::{
-    CloseReason, ConnectError, Link, Listener, Op, OpError, RegionKey, StreamTag, Transport,
-    Violation,
+    CloseReason, ConnectError, Link, LinkEvent, Listener, Op, OpError, RegionKey, StreamTag,
+    Transport, Violation,
 };
 use blockwire::wire::Header;
 use blockwire_shm::{ShmOptions, ShmTransport};
@@ -68,7 +68,7 @@ fn greeting(ring_len: u64) -> [u8; 32] {
 fn greeting_of(ring_len: u64, payload_ring_len: u64) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(b"BWIR-SHM");
-    bytes[8] = 2;
+    bytes[8] = 3;
     bytes[16..24].copy_from_slice(&ring_len.to_le_bytes());
     bytes[24..].copy_from_slice(&payload_ring_len.to_le_bytes());
     bytes
@@ -118,11 +118,31 @@ impl Hostile {
         self.set(PAYLOAD_WORDS + TAIL, bytes.len() as u64);
     }
 
+    /// Begins a frame so long that the link has to look at the tail.
+    fn put_beginning_and_tail(&mut self, tail: u64) {
+        self.put(&frame(0, 10_000)[..64]);
+        self.set(TAIL, tail);
+    }
+
     /// Puts bytes at the start of the ring.
     fn put(&mut self, bytes: &[u8]) {
         self.memory.map[RING..RING + bytes.len()].copy_from_slice(bytes);
         self.set(TAIL, bytes.len() as u64);
     }
+}
+
+/// Drives a link until it sleeps over what is there.
+async fn asleep(link: &mut dyn Link) -> Vec<LinkEvent> {
+    let mut events = Vec::new();
+    poll_fn(|cx| match link.poll_progress(cx, &mut events) {
+        Poll::Ready(()) => {
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+        Poll::Pending => Poll::Ready(()),
+    })
+    .await;
+    events
 }
 
 /// A sealed block of 16 KiB.
@@ -248,8 +268,8 @@ fn silent_clients_delay_nobody_and_are_dropped() {
 fn scribbled_words_and_frames_end_the_link_as_violated() {
     type Scribble = fn(&mut Hostile);
     let cases: [(&str, Scribble); 8] = [
-        ("tail beyond the ring", |h| h.set(TAIL, SMALL_RING as u64 + 1)),
-        ("tail beyond everything", |h| h.set(TAIL, u64::MAX)),
+        ("tail beyond the ring", |h| h.put_beginning_and_tail(SMALL_RING as u64 + 65)),
+        ("tail beyond everything", |h| h.put_beginning_and_tail(u64::MAX)),
         ("head beyond the tail", |h| h.set(HEAD, 4097)),
         ("head far behind", |h| h.set(HEAD, u64::MAX - (1 << 40))),
         ("no header", |h| h.put(&[0xff; 64])),
@@ -334,10 +354,12 @@ fn a_tail_that_goes_back_ends_the_link_as_violated() {
         let dir = tempfile::tempdir().unwrap();
         let mut listener = transport(SMALL_RING).listen(&address(dir.path())).await.unwrap();
         let (mut hostile, mut link) = Hostile::meet(listener.as_mut()).await;
-        hostile.put(&frame(0, 100));
+        hostile.put(&[&frame(0, 64)[..], &frame(0, 2000)[..500]].concat());
         let mut events = Vec::new();
         drive_one(link.as_mut(), &mut events, |events| received(events).len() == 1).await;
-        hostile.set(TAIL, 100);
+        hostile.set(TAIL, 600);
+        asleep(link.as_mut()).await;
+        hostile.set(TAIL, 500);
         let (_, reason) = to_the_end(link.as_mut()).await;
         assert!(matches!(reason, CloseReason::Violated(Violation::SharedMemory(_))), "{reason}");
     });
@@ -356,6 +378,8 @@ fn a_payload_tail_that_goes_back_ends_the_link_as_violated() {
         hostile.put(&frame(0, 0));
         let mut events = Vec::new();
         drive_one(link.as_mut(), &mut events, |events| received(events).len() == 1).await;
+        // Payload has its turn after the frame.
+        asleep(link.as_mut()).await;
         hostile.set(PAYLOAD_WORDS + TAIL, 10);
         let (_, reason) = to_the_end(link.as_mut()).await;
         assert!(matches!(reason, CloseReason::Violated(Violation::SharedMemory(_))), "{reason}");
@@ -376,15 +400,7 @@ fn a_piece_of_a_payload_header_is_waited_for() {
         let mut events = Vec::new();
         for shown in [1, 63, 64, 65, 1000, whole.len()] {
             hostile.put_payload(&whole[..shown]);
-            // Until it sleeps over what is there.
-            poll_fn(|cx| match link.poll_progress(cx, &mut events) {
-                Poll::Ready(()) => {
-                    cx.waker().wake_by_ref();
-                    Poll::Pending
-                }
-                Poll::Pending => Poll::Ready(()),
-            })
-            .await;
+            events.extend(asleep(link.as_mut()).await);
         }
         assert_eq!(link.stats().landed(), len);
         assert!(completed(&events).is_empty());
@@ -400,8 +416,8 @@ fn half_a_frame_and_then_the_end_is_a_peer_that_died() {
         let mut listener = transport(SMALL_RING).listen(&address(dir.path())).await.unwrap();
         let (mut hostile, mut link) = Hostile::meet(listener.as_mut()).await;
         let whole = frame(1, 100);
-        let half = frame(2, 100).slice(..120);
-        hostile.put(&[&whole[..], &half[..]].concat());
+        let half = frame(2, 2000).slice(..1200);
+        hostile.put(&[&whole[..], &[0; 28], &half[..]].concat());
         drop(hostile);
         let (events, reason) = to_the_end(link.as_mut()).await;
         assert!(matches!(reason, CloseReason::PeerGone), "{reason}");
@@ -507,9 +523,7 @@ fn a_region_in_pieces_is_one_and_may_change_while_it_is_pulled() {
             }
             stop.store(true, relaxed);
         });
-        let Some(blockwire::transport::LinkEvent::Completed(done)) = events.pop() else {
-            panic!("{events:?}")
-        };
+        let Some(LinkEvent::Completed(done)) = events.pop() else { panic!("{events:?}") };
         let blockwire::transport::OpMemory::Room(mut room) = done.memory else { panic!() };
         let mut digest = blockwire::pool::Digest::default();
         digest.update(&bytes_of(&mut room));

@@ -3,7 +3,7 @@
 //! `ring.rs` is compiled a second time here, over memory of loom's (`loom/half.rs`): no flags, no other
 //! build. The doorbell is a notification: an end that waits for one that nobody sends is a deadlock,
 //! which loom reports. The mutants show that it would: each leaves out what one of the pairs
-//! SYNC-1 to SYNC-3 rests on, and has to fail.
+//! SYNC-1 to SYNC-4 rests on, and has to fail.
 #![allow(dead_code, unreachable_pub, reason = "the models use a part of the ring")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -15,18 +15,30 @@ mod ring;
 use std::rc::Rc;
 
 use bytes::BytesMut;
-use half::{Lane, Mutant, RING_LEN, half as new_half, set_mutant};
+use half::{LINE, Lane, Mutant, RING_LEN, half as new_half, set_mutant};
 use loom::sync::{Arc, Notify};
 use loom::thread;
 use ring::{Consumer, Producer};
 
 /// Orders with more preemptions than this are not tried: three find all that is known.
 const PREEMPTIONS: usize = 3;
+/// Likewise for the longest model: each more makes it take ten times as long.
+const FEW_PREEMPTIONS: usize = 2;
+
+/// What the two sides ring.
+struct Bells {
+    news: Notify,
+    space: Notify,
+}
 
 fn check(mutant: Mutant, model: fn()) {
+    check_within(PREEMPTIONS, mutant, model);
+}
+
+fn check_within(preemptions: usize, mutant: Mutant, model: fn()) {
     set_mutant(mutant);
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(PREEMPTIONS);
+    builder.preemption_bound = Some(preemptions);
     builder.check(model);
 }
 
@@ -36,76 +48,153 @@ fn ring() -> (Producer, Consumer) {
     (producer, Consumer::new(Lane::Control, Rc::new(far), Rc::new(near_seen)))
 }
 
-/// Sends `count` bytes, asleep while the ring is full.
-fn send(mut producer: Producer, count: u8, bytes: &Notify, space: &Notify) {
-    let mut next = 0;
-    while next < count {
-        next += producer.write(&[next]).unwrap() as u8;
+/// What is sent as the n-th line: no mark is zero.
+fn line(number: u8) -> [u8; LINE] {
+    [number + 1; LINE]
+}
+
+/// Sends `count` lines, asleep while the ring is full.
+fn send(mut producer: Producer, count: u8, bells: &Bells, marked: bool) {
+    for number in 0..count {
+        while !producer.has_space(LINE).unwrap() {
+            if !producer.sleep(LINE).unwrap() {
+                bells.space.wait();
+            }
+            producer.wake();
+        }
+        if marked {
+            assert_eq!(producer.begin(&line(number)).unwrap(), LINE);
+            producer.finish();
+        } else {
+            assert_eq!(producer.write(&line(number)).unwrap(), LINE);
+        }
         if producer.publish() {
-            bytes.notify();
+            bells.news.notify();
         }
-        if next < count && !producer.has_space(1).unwrap() && !producer.sleep(1).unwrap() {
-            space.wait();
-        }
-        producer.wake();
     }
 }
 
-/// Receives `count` bytes, asleep while there are none.
-fn receive(mut consumer: Consumer, count: u8, bytes: &Notify, space: &Notify) {
+/// Receives `count` lines as bytes that the tail tells of, asleep while there are none.
+fn receive_bytes(mut consumer: Consumer, count: u8, bells: &Bells) {
     let mut got = BytesMut::new();
-    while got.len() < count as usize {
+    while got.len() < LINE * count as usize {
         let read = consumer.read(RING_LEN, &mut got).unwrap();
         if consumer.publish() {
-            space.notify();
+            bells.space.notify();
         }
         if read == 0 && !consumer.sleep(1).unwrap() {
-            bytes.wait();
+            bells.news.wait();
         }
         consumer.wake();
     }
-    assert!(got.iter().copied().eq(0..count), "{got:?}");
+    assert!(got.chunks(LINE).eq((0..count).map(line)), "{got:?}");
 }
 
-/// One byte: the receiver may sleep at any moment.
-fn a_byte_wakes_the_receiver() {
-    converse(1);
+/// Receives `count` lines as frames that their marks tell of, asleep while there are none.
+fn receive_frames(mut consumer: Consumer, count: u8, bells: &Bells) {
+    for number in 0..count {
+        while !consumer.has_frame() {
+            if !consumer.sleep_for_frame() {
+                bells.news.wait();
+            }
+            consumer.wake();
+        }
+        let mut got = [0; LINE];
+        consumer.know(LINE);
+        assert!(consumer.read_whole(&mut got).unwrap());
+        assert_eq!(got, line(number));
+        consumer.finish();
+        if consumer.publish() {
+            bells.space.notify();
+        }
+    }
+    // The tail may be behind what the marks showed.
+    assert_eq!(consumer.remaining().unwrap(), 0);
 }
 
-/// More bytes than the ring takes: both sides may have to sleep.
+/// One line: the receiver may sleep at any moment.
+fn bytes_wake_the_receiver() {
+    converse(1, false);
+}
+
+/// More lines than the ring takes: both sides may have to sleep.
 fn a_full_ring_wakes_the_sender() {
-    converse(RING_LEN as u8 + 1);
+    converse(3, false);
 }
 
-fn converse(count: u8) {
+fn a_frame_wakes_the_receiver() {
+    converse(1, true);
+}
+
+/// Once around the ring and further, over marks of the last round.
+fn frames_wake_both_sides() {
+    converse(4, true);
+}
+
+fn converse(count: u8, marked: bool) {
     let (producer, consumer) = ring();
-    let bells = Arc::new((Notify::new(), Notify::new()));
+    let bells = Arc::new(Bells { news: Notify::new(), space: Notify::new() });
     let there = Arc::clone(&bells);
-    let sending = thread::spawn(move || send(producer, count, &there.0, &there.1));
-    receive(consumer, count, &bells.0, &bells.1);
+    let sending = thread::spawn(move || send(producer, count, &there, marked));
+    if marked {
+        receive_frames(consumer, count, &bells);
+    } else {
+        receive_bytes(consumer, count, &bells);
+    }
     sending.join().unwrap();
 }
 
 #[test]
 fn no_wake_up_is_lost_and_no_byte_races() {
-    check(Mutant::None, a_byte_wakes_the_receiver);
+    check(Mutant::None, bytes_wake_the_receiver);
     check(Mutant::None, a_full_ring_wakes_the_sender);
+}
+
+#[test]
+fn no_wake_up_is_lost_and_no_frame_races() {
+    check(Mutant::None, a_frame_wakes_the_receiver);
+    check_within(FEW_PREEMPTIONS, Mutant::None, frames_wake_both_sides);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn without_the_fences_a_wake_up_is_lost() {
-    check(Mutant::NoDekker, a_byte_wakes_the_receiver);
+    check(Mutant::NoDekker, bytes_wake_the_receiver);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_the_fences_a_frame_wakes_nobody() {
+    check(Mutant::NoDekker, a_frame_wakes_the_receiver);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn without_acquire_bytes_race() {
-    check(Mutant::NoAcquire, a_byte_wakes_the_receiver);
+    check(Mutant::NoAcquire, bytes_wake_the_receiver);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_acquire_frames_race() {
+    check(Mutant::NoAcquire, a_frame_wakes_the_receiver);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn without_release_bytes_race() {
     check(Mutant::NoRelease, a_full_ring_wakes_the_sender);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_release_frames_race() {
+    check(Mutant::NoRelease, a_frame_wakes_the_receiver);
+}
+
+/// The mark of the last round stands where the next frame has not begun.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_clearing_an_old_frame_is_taken_for_a_new_one() {
+    check_within(FEW_PREEMPTIONS, Mutant::NoClear, frames_wake_both_sides);
 }

@@ -9,8 +9,12 @@ use bytes::BytesMut;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicU64;
 
-/// Bytes of the ring: few, so that few messages fill it and wrap.
-pub const RING_LEN: usize = 2;
+/// Bytes of a line: a mark and one word.
+pub const LINE: usize = 16;
+/// Bytes of a mark.
+pub const MARK_LEN: usize = 8;
+/// Bytes of the ring: few lines, so that few messages fill it and wrap.
+pub const RING_LEN: usize = 3 * LINE;
 
 /// What is left out of the protocol. Loom has to see each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,10 +22,12 @@ pub enum Mutant {
     None,
     /// SYNC-3 without its fences.
     NoDekker,
-    /// SYNC-1 and SYNC-2 without their acquire side.
+    /// SYNC-1, SYNC-2 and SYNC-4 without their acquire side.
     NoAcquire,
-    /// SYNC-1 and SYNC-2 without their release side.
+    /// SYNC-1, SYNC-2 and SYNC-4 without their release side.
     NoRelease,
+    /// The mark behind a frame stays what it was.
+    NoClear,
 }
 
 thread_local! {
@@ -60,7 +66,19 @@ pub enum Lane {
 #[derive(Debug)]
 struct Memory {
     words: [AtomicU64; 4],
-    bytes: [UnsafeCell<u8>; RING_LEN],
+    lines: [Line; RING_LEN / LINE],
+}
+
+#[derive(Debug)]
+struct Line {
+    mark: AtomicU64,
+    rest: UnsafeCell<[u8; LINE - MARK_LEN]>,
+}
+
+impl Memory {
+    fn line(&self, at: u64) -> &Line {
+        &self.lines[at as usize % RING_LEN / LINE]
+    }
 }
 
 #[derive(Debug)]
@@ -71,13 +89,23 @@ pub struct PeerHalf(Rc<Memory>);
 
 /// A half and the peer's view of it.
 pub fn half() -> (OwnHalf, PeerHalf) {
-    let words = [0; 4].map(AtomicU64::new);
-    let memory = Rc::new(Memory { words, bytes: [0; RING_LEN].map(UnsafeCell::new) });
+    let line = |_| Line { mark: AtomicU64::new(0), rest: UnsafeCell::new([0; LINE - MARK_LEN]) };
+    let lines = std::array::from_fn(line);
+    let memory = Rc::new(Memory { words: [0; 4].map(AtomicU64::new), lines });
     (OwnHalf(Rc::clone(&memory)), PeerHalf(memory))
 }
 
-fn cell(memory: &Memory, at: u64) -> &UnsafeCell<u8> {
-    &memory.bytes[at as usize % RING_LEN]
+/// The parts of `len` bytes at `at`: where each is, its bytes, and whether it is a mark.
+fn parts(mut at: u64, len: usize) -> impl Iterator<Item = (u64, std::ops::Range<usize>, bool)> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let within = at as usize % LINE;
+        let border = if within < MARK_LEN { MARK_LEN } else { LINE };
+        let part = (at, start..len.min(start + border - within), within < MARK_LEN);
+        at += part.1.len() as u64;
+        start = part.1.end;
+        (!part.1.is_empty()).then_some(part)
+    })
 }
 
 impl OwnHalf {
@@ -86,26 +114,43 @@ impl OwnHalf {
     }
 
     pub fn store(&self, _lane: Lane, word: Word, value: u64, order: Ordering) {
-        let weak = MUTANT.get() == Mutant::NoRelease;
-        let order = if weak { Ordering::Relaxed } else { order };
-        self.0.words[word as usize].store(value, order);
+        self.0.words[word as usize].store(value, weakened(order));
+    }
+
+    pub fn set_mark(&self, _lane: Lane, at: u64, mark: [u8; MARK_LEN], order: Ordering) {
+        if mark != [0; MARK_LEN] || MUTANT.get() != Mutant::NoClear {
+            self.0.line(at).mark.store(u64::from_ne_bytes(mark), weakened(order));
+        }
     }
 
     pub fn write(&self, _lane: Lane, at: u64, bytes: &[u8]) {
-        for (at, byte) in (at..).zip(bytes) {
-            // SAFETY: the cell panics where another thread may access it.
-            cell(&self.0, at).with_mut(|to| unsafe { *to = *byte });
+        for (at, part, is_mark) in parts(at, bytes.len()) {
+            let (line, bytes) = (self.0.line(at), &bytes[part]);
+            if is_mark {
+                // Whole marks, or the zero that fetches a line.
+                let mark = bytes.try_into().unwrap_or([0; MARK_LEN]);
+                line.mark.store(u64::from_ne_bytes(mark), Ordering::Relaxed);
+            } else {
+                let start = at as usize % LINE - MARK_LEN;
+                // SAFETY: the cell panics where another thread may access it.
+                line.rest.with_mut(|rest| unsafe {
+                    (&mut *rest)[start..start + bytes.len()].copy_from_slice(bytes);
+                });
+            }
         }
     }
 
     /// # Safety
     /// As in the real one.
-    pub unsafe fn fill(&self, _lane: Lane, at: u64, len: usize, mut write: impl FnMut(&mut [u8])) {
-        for at in at..at + len as u64 {
-            // SAFETY: the cell panics where another thread may access it.
-            cell(&self.0, at).with_mut(|to| write(std::slice::from_mut(unsafe { &mut *to })));
-        }
+    pub unsafe fn fill(&self, lane: Lane, at: u64, len: usize, mut write: impl FnMut(&mut [u8])) {
+        let mut bytes = vec![0; len];
+        write(&mut bytes);
+        self.write(lane, at, &bytes);
     }
+}
+
+fn weakened(order: Ordering) -> Ordering {
+    if MUTANT.get() == Mutant::NoRelease { Ordering::Relaxed } else { order }
 }
 
 impl PeerHalf {
@@ -117,20 +162,35 @@ impl PeerHalf {
         self.0.words[word as usize].load(Ordering::Relaxed)
     }
 
-    pub fn runs(&self, _lane: Lane, at: u64, len: usize, mut read: impl FnMut(*const u8, usize)) {
-        (at..at + len as u64).for_each(|at| cell(&self.0, at).with(|from| read(from, 1)));
+    pub fn mark(&self, _lane: Lane, at: u64) -> u64 {
+        self.0.line(at).mark.load(Ordering::Relaxed)
     }
 
-    pub fn read(&self, lane: Lane, at: u64, into: &mut [u8]) {
-        let mut to = into.iter_mut();
-        self.runs(lane, at, to.len(), |from, _| {
-            // SAFETY: the cell panics where another thread may access it.
-            *to.next().expect("as many bytes as asked for") = unsafe { *from };
-        });
+    pub fn runs(&self, lane: Lane, at: u64, len: usize, mut read: impl FnMut(*const u8, usize)) {
+        let mut bytes = vec![0; len];
+        self.read(lane, at, &mut bytes);
+        read(bytes.as_ptr(), len);
+    }
+
+    pub fn read(&self, _lane: Lane, at: u64, into: &mut [u8]) {
+        for (at, part, is_mark) in parts(at, into.len()) {
+            let (line, into) = (self.0.line(at), &mut into[part]);
+            if is_mark {
+                let mark = line.mark.load(Ordering::Relaxed).to_ne_bytes();
+                into.copy_from_slice(&mark[..into.len()]);
+            } else {
+                let start = at as usize % LINE - MARK_LEN;
+                // SAFETY: the cell panics where another thread may access it.
+                line.rest.with(|rest| unsafe {
+                    into.copy_from_slice(&(&*rest)[start..start + into.len()]);
+                });
+            }
+        }
     }
 
     pub fn append(&self, lane: Lane, at: u64, len: usize, into: &mut BytesMut) {
-        // SAFETY: the cell panics where another thread may access it.
-        self.runs(lane, at, len, |from, _| into.extend_from_slice(&[unsafe { *from }]));
+        let start = into.len();
+        into.resize(start + len, 0);
+        self.read(lane, at, &mut into[start..]);
     }
 }
