@@ -4,10 +4,11 @@
 //! ```text
 //! cargo bench -p blockwire-benches --bench adopt
 //! ```
-//! Time from the offer to the commit, over shared memory, of sequences from 1 MiB to 1 GiB; sizes take
-//! turns within a round. Both sides run in one process, each with its pool, its endpoint and its thread,
-//! over a real shared-memory link. The blocks of a sequence lie in random order. The target: within twice
-//! the smallest sequence's time, plus 10 ns a block; and 1 GiB in less than 100 us.
+//! Time from the offer to the commit, over shared memory, of sequences from 1 MiB to 1 GiB, whose blocks
+//! lie in random order; sizes take turns. Two threads, on cpu 0 and cpu 1, each with its pool and its
+//! endpoint over a real shared-memory link. A round's figure is the median of its handoffs; a line shows
+//! the median of the rounds and their range. The target: within twice the smallest sequence's time, plus
+//! 10 ns a block; and 1 GiB in less than 100 us.
 
 use std::sync::Arc;
 use std::sync::mpsc as std_mpsc;
@@ -22,17 +23,17 @@ use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
 use blockwire::session::{HandoffKey, Identity};
 use blockwire::transport::{Address, Transport};
+use blockwire_benches::host::pin;
+use blockwire_benches::{Samples, run_side, runs};
 use blockwire_shm::ShmTransport;
 use bytes::Bytes;
-use tokio::runtime::Builder;
-use tokio::task::LocalSet;
 use uuid::Uuid;
 
 const MIB: usize = 1 << 20;
 /// Sequences, in MiB.
 const SIZES: [usize; 5] = [1, 8, 64, 256, 1024];
-/// Handoffs of each size.
-const ROUNDS: usize = 200;
+/// Handoffs of each size in a round.
+const HANDOFFS: usize = 200;
 /// Handoffs before any is counted.
 const WARM_UP: usize = 50;
 
@@ -52,15 +53,8 @@ fn side(spec: &KvSpec, blocks: usize) -> (EndpointOptions, BlockPool) {
     (EndpointOptions::new(Identity::new("bench"), Some(pool.clone()), vec![transport]), pool)
 }
 
-/// Runs a side in the calling thread: its driver and its user.
-fn run<F: Future<Output = ()>>(options: EndpointOptions, user: impl FnOnce(Endpoint) -> F) {
-    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let (endpoint, driver) = Endpoint::local(options);
-    LocalSet::new().block_on(&runtime, async { tokio::join!(driver, user(endpoint)) });
-}
-
 /// Adopts whatever it is offered, and lets go of it.
-async fn decode(endpoint: Endpoint, pool: BlockPool, bind: Address, ready: std_mpsc::Sender<()>) {
+async fn decode(endpoint: &Endpoint, pool: BlockPool, bind: Address, ready: std_mpsc::Sender<()>) {
     let mut listening = endpoint.listen(&bind).await.expect("a free address");
     ready.send(()).expect("somebody waits");
     let (_connection, mut events) = listening.accept().await.expect("a peer");
@@ -71,20 +65,24 @@ async fn decode(endpoint: Endpoint, pool: BlockPool, bind: Address, ready: std_m
     }
 }
 
-async fn prefill(endpoint: Endpoint, pool: BlockPool, bind: Address) {
+async fn prefill(endpoint: &Endpoint, pool: BlockPool, bind: Address) {
     let (connection, _events) = endpoint.connect(&bind).await.expect("a peer");
     let sequences: Vec<SequenceHandoff> =
         SIZES.iter().map(|mib| sequence(&pool, mib * MIB)).collect();
-    let mut times = vec![Vec::new(); SIZES.len()];
-    for round in 0..WARM_UP + ROUNDS {
-        for (sequence, times) in sequences.iter().zip(&mut times) {
-            let elapsed = hand_over(&connection, sequence.clone()).await;
-            if round >= WARM_UP {
-                times.push(elapsed);
+    let mut rounds = vec![Samples::default(); SIZES.len()];
+    for _ in 0..runs() {
+        let mut times = vec![Samples::default(); SIZES.len()];
+        for number in 0..WARM_UP + HANDOFFS {
+            for (sequence, times) in sequences.iter().zip(&mut times) {
+                let elapsed = hand_over(&connection, sequence.clone()).await;
+                if number >= WARM_UP {
+                    times.push(elapsed.as_secs_f64() * 1e6);
+                }
             }
         }
+        rounds.iter_mut().zip(times).for_each(|(round, times)| round.push(times.median()));
     }
-    report(&sequences, &mut times);
+    report(&sequences, &rounds);
     let copied = connection.stats().payload_copied;
     assert_eq!(copied, 0, "nothing was copied");
 }
@@ -113,32 +111,22 @@ async fn hand_over(connection: &Connection, sequence: SequenceHandoff) -> Durati
     clock::now() - start
 }
 
-fn report(sequences: &[SequenceHandoff], times: &mut [Vec<Duration>]) {
-    println!(
-        "{:>9} {:>7} {:>10} {:>10} {:>10} {:>9} {:>8}",
-        "KV MiB", "blocks", "median us", "min", "max", "allowed", "ns/block"
-    );
-    let micros = |time: Duration| time.as_secs_f64() * 1e6;
-    let mut first = None;
-    for (sequence, times) in sequences.iter().zip(times) {
-        times.sort_unstable();
-        let (median, blocks) = (micros(times[times.len() / 2]), sequence.blocks().len());
-        let smallest = *first.get_or_insert(median);
+fn report(sequences: &[SequenceHandoff], rounds: &[Samples]) {
+    println!("{:>7} {:>7}  {:<24} {:>8} {:>9}", "MiB", "blocks", "us", "allowed", "ns/block");
+    let smallest = rounds[0].median();
+    for (sequence, times) in sequences.iter().zip(rounds) {
+        let (mib, blocks) = (sequence.payload_len() as f64 / MIB as f64, sequence.blocks().len());
         let allowed = 2.0 * smallest + 0.01 * blocks as f64;
-        println!(
-            "{:>9} {blocks:>7} {median:>10.1} {:>10.1} {:>10.1} {allowed:>9.1} {:>8.1}",
-            sequence.payload_len() as usize / MIB,
-            micros(times[0]),
-            micros(times[times.len() - 1]),
-            (median - smallest) * 1e3 / blocks as f64,
-        );
+        let per_block = (times.median() - smallest) * 1e3 / blocks as f64;
+        let times = times.to_string();
+        println!("{mib:>7.1} {blocks:>7}  {times:<24} {allowed:>8.1} {per_block:>9.1}");
     }
 }
 
 fn main() {
     for (name, spec) in shapes() {
         let blocks: usize = SIZES.iter().map(|mib| mib * MIB / spec.block_bytes() + 1).sum();
-        println!("\n{name}, blocks of {} KiB", spec.block_bytes() / 1024);
+        println!("\n{name}, blocks of {} KiB; {} rounds", spec.block_bytes() / 1024, runs());
         let path =
             std::env::temp_dir().join(format!("blockwire-adopt-{}.sock", std::process::id()));
         let bind: Address = format!("shm:{}", path.display()).parse().expect("an address");
@@ -146,11 +134,13 @@ fn main() {
         let (options, pool) = side(&spec, 64);
         let there = bind.clone();
         let thread = std::thread::spawn(move || {
-            run(options, |endpoint| decode(endpoint, pool, there, ready));
+            pin(1);
+            run_side(options, async move |endpoint| decode(endpoint, pool, there, ready).await);
         });
         is_ready.recv().expect("the decode side is up");
         let (options, pool) = side(&spec, blocks);
-        run(options, |endpoint| prefill(endpoint, pool, bind));
+        pin(0);
+        run_side(options, async move |endpoint| prefill(endpoint, pool, bind).await);
         thread.join().expect("the decode side ends");
     }
 }

@@ -18,12 +18,10 @@ use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions
 use blockwire::session::{HandoffKey, Identity};
 use blockwire::transport::{Address, Transport};
 use blockwire_benches::host::{core_distance, pin};
-use blockwire_benches::{Samples, print_ratio, runs};
+use blockwire_benches::{Samples, print_ratio, run_side, runs};
 use blockwire_shm::ShmTransport;
 use blockwire_tcp::TcpTransport;
 use bytes::Bytes;
-use tokio::runtime::Builder;
-use tokio::task::{LocalSet, spawn_local};
 use uuid::Uuid;
 
 /// The block is moved, as where it cannot be adopted.
@@ -105,7 +103,7 @@ fn handoffs(transport: &Arc<dyn Transport>, bind: &str) -> Samples {
     })
 }
 
-/// Runs a user's task and its endpoint on this thread.
+/// Runs a side with a pool of its own on this thread.
 fn on_own_runtime<T: 'static>(
     transport: &Arc<dyn Transport>,
     user: impl AsyncFnOnce(&Endpoint, BlockPool) -> T + 'static,
@@ -115,13 +113,5 @@ fn on_own_runtime<T: 'static>(
     let pool = BlockPool::new(options).expect("memory for the pool");
     let transports = vec![transport.clone()];
     let options = EndpointOptions::new(Identity::new("bench"), Some(pool.clone()), transports);
-    let (endpoint, driver) = Endpoint::local(options);
-    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    LocalSet::new().block_on(&runtime, async move {
-        let driving = spawn_local(driver);
-        let user = spawn_local(async move { user(&endpoint, pool).await });
-        let result = user.await.expect("no panic");
-        driving.await.expect("no panic");
-        result
-    })
+    run_side(options, async move |endpoint| user(endpoint, pool).await)
 }

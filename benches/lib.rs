@@ -5,6 +5,10 @@ pub mod host;
 use std::path::PathBuf;
 use std::process::Command;
 
+use blockwire::endpoint::{Endpoint, EndpointOptions};
+use tokio::runtime::Builder;
+use tokio::task::{LocalSet, spawn_local};
+
 /// The default model's path: `BLOCKWIRE_MODEL`, or what `tools/fetch-model` gives.
 ///
 /// # Panics
@@ -17,6 +21,24 @@ pub fn default_model() -> PathBuf {
     let output = Command::new("python3").arg(script).output().expect("python3 runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().into()
+}
+
+/// Runs a side of a connection on this thread: its endpoint, and its user as a task beside it.
+///
+/// # Panics
+/// When the system gives no runtime, or a task panics.
+pub fn run_side<T: 'static>(
+    options: EndpointOptions,
+    user: impl AsyncFnOnce(&Endpoint) -> T + 'static,
+) -> T {
+    let (endpoint, driver) = Endpoint::local(options);
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    LocalSet::new().block_on(&runtime, async move {
+        let driving = spawn_local(driver);
+        let result = spawn_local(async move { user(&endpoint).await }).await.expect("no panic");
+        driving.await.expect("no panic");
+        result
+    })
 }
 
 /// Rounds of a benchmark: `BLOCKWIRE_BENCH_RUNS`, or 7.

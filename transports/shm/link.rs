@@ -23,8 +23,9 @@ use crate::stream::Streams;
 
 /// Payload bytes copied by one poll: half a millisecond, so that control never waits for a gigabyte.
 const GET_BYTES: usize = 4 << 20;
-/// Most regions that a peer may announce on one link: pools, not requests.
-const REGIONS_MAX: usize = 256;
+/// Most regions that a peer may announce on one link: pools, not requests. The same memory announced again
+/// and again costs its owner nothing and this side a thread and page tables each time.
+const REGIONS_MAX: usize = 16;
 /// A link that moves or spins looks at its socket once in so many polls, before it sleeps always.
 const LIFELINE_POLLS: u32 = 256;
 /// More than a full socket holds, so that a peer which rings without end does not hold a poll.
@@ -374,6 +375,7 @@ impl ShmLink {
         self.lifeline.shut_down();
         self.sender.abandon(&reason, events);
         self.abandon_payload(&reason, events);
+        self.remote.values().for_each(|region| region.stop_faulting_in());
         self.remote.clear();
         events.push(LinkEvent::Closed(reason.clone()));
         self.state = State::Ended(reason);

@@ -139,8 +139,10 @@ fn check(spec: &KvSpec, blocks: usize) -> Result<(), &'static str> {
         .map(|s| u128::from(s.heads) * u128::from(s.head_dim) * s.dtype.size() as u128)
         .sum();
     // Alignment adds at most a page a layer and a cache line a block.
-    let bytes = (per_token * u128::from(spec.block_tokens) + 64) * blocks as u128
-        + (spec.layers.len() as u128 + 2) * REGION_ALIGN as u128;
+    let per_block = per_token * u128::from(spec.block_tokens) + 64;
+    let around = (spec.layers.len() as u128 + 2) * REGION_ALIGN as u128;
+    // Peers say these numbers too, and 146 bits are possible.
+    let bytes = per_block.saturating_mul(blocks as u128).saturating_add(around);
     if spec.block_tokens == 0 || blocks == 0 || per_token == 0 {
         return Err("it holds nothing");
     }

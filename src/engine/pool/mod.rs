@@ -3,7 +3,9 @@
 //! Read in this order: [`spec`](KvSpec) (the shape), [`layout`](Layout) (where bytes lie),
 //! [`region`](Region) (the pages), [`block`](BlockPool) (the typestate and the accounting),
 //! [`sequence`](KvSequence) (the blocks of one sequence), [`list`](GatherList) (what an operation
-//! holds on to while it moves bytes), [`copy`](TransferStats) (the one place that copies payload).
+//! holds on to while it moves bytes), [`copy`](TransferStats) (the one place that copies payload),
+//! [`lease`](Grant) and [`peer`](PeerPool) (blocks that another process reads in place: who lends them, who
+//! borrows them).
 //!
 //! ```text
 //! reserve ──> ReservedBlock ──seal──> SealedBlock ──last drop──> free

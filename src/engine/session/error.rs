@@ -56,6 +56,9 @@ pub enum SessionViolation {
     /// The same offer twice.
     #[error("an offer was made twice")]
     DuplicateOffer,
+    /// It asks, and leaves the answers unread.
+    #[error("the peer asks without reading the answers")]
+    Unread,
 }
 
 /// Why an offer was not committed. The offered blocks are the sender's alone again.

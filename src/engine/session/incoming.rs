@@ -207,8 +207,9 @@ impl Session {
 
     /// The peer wants its blocks. It may be too late for that: then they are on their way.
     pub(super) fn handle_recall(&mut self, key: HandoffKey) {
-        if let Some(lease) = self.adopted.get(&key).and_then(Weak::upgrade) {
-            lease.set_recalled();
+        match self.adopted.get(&key).and_then(Weak::upgrade) {
+            Some(lease) => lease.set_recalled(),
+            None => self.counters.late_frames += 1,
         }
     }
 
@@ -445,6 +446,6 @@ impl Session {
 
     fn send_decline(&mut self, key: HandoffKey, code: DeclineCode, reason: &str) {
         let decline = body::Decline { code: code.into(), reason: reason.to_owned() };
-        self.send_for(key, Kind::Decline, &decline);
+        self.send_answer(key, Kind::Decline, &decline);
     }
 }

@@ -23,6 +23,7 @@
 //! the end of the link, since only then nobody reads them. Blocks that the receiver adopted stay under
 //! their lease until it releases them, or until the link ends: then the lease is revoked.
 
+mod bounds;
 mod error;
 mod identity;
 mod incoming;
@@ -45,6 +46,7 @@ use crate::transport::{
     Capabilities, Completion, LinkEvent, Op, OpId, OpMemory, Refused, RegionKey, Violation,
 };
 use crate::wire::{BodyError, Header, Kind, body, decode_body, encode_frame, split_frame};
+use bounds::{Answers, keep};
 use incoming::Incoming;
 use outgoing::Outgoing;
 
@@ -85,6 +87,8 @@ pub struct Purpose(PurposeKind);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PurposeKind {
     Control,
+    /// A frame that the peer asked for.
+    Answer,
     Send(HandoffKey),
     Receive(HandoffKey),
 }
@@ -162,6 +166,7 @@ pub struct Session {
     /// What this side adopted.
     adopted: HashMap<HandoffKey, Weak<Lease>>,
     last_tag: u64,
+    answers: Answers,
     actions: VecDeque<Action>,
     notices: VecDeque<Notice>,
     counters: SessionCounters,
@@ -201,6 +206,7 @@ impl Session {
             lent: Vec::new(),
             adopted: HashMap::new(),
             last_tag: 0,
+            answers: Answers::default(),
             actions: VecDeque::new(),
             notices: VecDeque::new(),
             counters: SessionCounters::default(),
@@ -253,6 +259,7 @@ impl Session {
     pub fn accepted(&mut self, op: OpId, purpose: Purpose) {
         match purpose.0 {
             PurposeKind::Control => {}
+            PurposeKind::Answer => self.answers.accepted(op),
             PurposeKind::Send(key) => self.send_accepted(key, op),
             PurposeKind::Receive(key) => self.receive_accepted(key, op),
         }
@@ -262,7 +269,7 @@ impl Session {
     pub fn refused(&mut self, refused: Refused, purpose: Purpose) {
         match purpose.0 {
             // A closed link reports its end by itself.
-            PurposeKind::Control => {}
+            PurposeKind::Control | PurposeKind::Answer => {}
             PurposeKind::Send(key) => self.send_done(key, Err(refused.error)),
             PurposeKind::Receive(key) => self.receive_done(key, OpMemory::None, Err(refused.error)),
         }
@@ -273,7 +280,8 @@ impl Session {
         match event {
             LinkEvent::Received(frame) => {
                 (self.heard, self.pinged) = (now, false);
-                if let Err(violation) = self.handle_frame(frame) {
+                if let Err(violation) = self.handle_frame(frame).and_then(|()| self.answers.check())
+                {
                     self.finish(SessionEnd::Violated(violation));
                 }
             }
@@ -332,7 +340,10 @@ impl Session {
         match (&self.phase, header.kind) {
             (Phase::Ended(_), _) => return Ok(()),
             (Phase::AwaitHello { .. }, Kind::Hello) => {
-                return self.handle_hello(decode_body(&header, body)?);
+                let mut hello: body::Hello = decode_body(&header, body)?;
+                hello.fingerprint = keep(hello.fingerprint, header.body_len);
+                hello.role = keep(hello.role, header.body_len);
+                return self.handle_hello(hello);
             }
             (_, Kind::Refuse) => {
                 let refuse: body::Refuse = decode_body(&header, body)?;
@@ -344,7 +355,11 @@ impl Session {
         }
         let key = HandoffKey { request: header.request, epoch: header.epoch };
         match header.kind {
-            Kind::Rts => self.handle_rts(key, decode_body(&header, body)?)?,
+            Kind::Rts => {
+                let mut rts: body::Rts = decode_body(&header, body)?;
+                rts.meta = keep(rts.meta, header.body_len);
+                self.handle_rts(key, rts)?;
+            }
             Kind::Rtr => self.handle_rtr(key, &decode_body(&header, body)?)?,
             Kind::Atp => self.handle_atp(key, &decode_body(&header, body)?)?,
             Kind::Ats => self.handle_ats(key)?,
@@ -355,11 +370,13 @@ impl Session {
             Kind::Message => {
                 let body::AppMessage { kind, body } = decode_body(&header, body)?;
                 let (request, epoch) = (header.request, header.epoch);
+                let body = keep(body, header.body_len);
                 self.notices.push_back(Notice::Message(PeerMessage { request, epoch, kind, body }));
             }
             Kind::Ping => {
                 let ping: body::Ping = decode_body(&header, body)?;
-                self.send_own(Kind::Pong, &ping);
+                let key = HandoffKey { request: Uuid::nil(), epoch: 0 };
+                self.send_answer(key, Kind::Pong, &ping);
             }
             Kind::Pong => {}
             Kind::Goodbye => {
@@ -398,6 +415,9 @@ impl Session {
 
     fn handle_completion(&mut self, completion: Completion) {
         let Completion { op, memory, outcome } = completion;
+        if self.answers.left(op) {
+            return;
+        }
         if let Some(key) = self.outgoing_of(op) {
             drop(memory);
             self.send_done(key, outcome);
@@ -438,6 +458,17 @@ impl Session {
         // The bodies sent this way have a few numbers and a short reason.
         let frame = encode_frame(header, body).expect("a small body fits a frame");
         self.send(frame);
+    }
+
+    /// Sends what the peer asked for.
+    fn send_answer(&mut self, key: HandoffKey, kind: Kind, body: &impl prost::Message) {
+        if self.end().is_none() {
+            let header = Header::control(kind, key.request, key.epoch);
+            let frame = encode_frame(header, body).expect("a small body fits a frame");
+            let purpose = Purpose(PurposeKind::Answer);
+            self.actions.push_back(Action::Submit(Op::Control(frame), purpose));
+            self.answers.asked();
+        }
     }
 
     fn send_own(&mut self, kind: Kind, body: &impl prost::Message) {

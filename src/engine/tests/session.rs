@@ -22,6 +22,7 @@ use blockwire::transport::{
     Capabilities, CloseReason, Completion, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
     RegionKey, StreamTag,
 };
+use blockwire::wire::{Header, Kind, body, encode_frame};
 use bytes::Bytes;
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -474,6 +475,21 @@ fn step(world: &mut World, kind: u8, number: u32, index: usize) {
         _ => {}
     }
     world.settle();
+}
+
+/// Words about leases that are over are counted, and nothing else.
+#[test]
+fn late_words_about_leases_are_counted_and_ignored() {
+    let mut world = World::new(Way::Adopt);
+    for kind in [Kind::Release, Kind::Release, Kind::Recall] {
+        let key = World::key(7);
+        let header = Header::control(kind, key.request, key.epoch);
+        let frame = encode_frame(header, &body::Release {}).unwrap();
+        world.sessions[SENDER].handle_event(LinkEvent::Received(frame), clock::now());
+    }
+    assert!(world.sessions[SENDER].end().is_none());
+    assert_eq!(world.sessions[SENDER].counters().late_frames, 3);
+    world.check_end();
 }
 
 proptest! {

@@ -119,6 +119,9 @@ fn a_withdrawn_offer_reaches_whoever_waits_for_it_at_every_phase() {
         };
         drop(send);
         all_free(&pair.prefill.pool).await;
+        // What is sent after the withdrawal arrives after it; a commit before that would hold.
+        pair.to_decode.send(Uuid::nil(), 0, 1, Bytes::new()).await.unwrap();
+        assert!(matches!(pair.from_prefill.next().await, Some(Event::Message(_))));
         assert!(matches!(landed.commit().await, Err(LandError::Withdrawn)));
         all_free(&pair.decode.pool).await;
     });

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use blockwire::pool::{
-    Cursor, Digest, GatherList, KvSequence, PayloadOrder, ScatterList, SealedBlock, TransferStats,
-    copy_payload,
+    AdoptedBlocks, Cursor, Digest, GatherList, Grant, KvSequence, Lease, PayloadOrder, PeerPool,
+    ScatterList, SealedBlock, TransferStats, copy_payload,
 };
 use blockwire_runtime::cpu::{CpuModel, CpuOptions};
 use blockwire_runtime::files::ModelFiles;
@@ -144,6 +144,53 @@ async fn two_nodes_over_one_pool_hand_over_without_moving_a_byte() {
     }
     assert_eq!(decode.stats().prefill_tokens, 0);
     assert_eq!(pool.accounting().free, 60);
+}
+
+/// A sequence of whole blocks, left where it is and lent to another pool's scheduler, with its grant.
+fn lent(
+    sequence: &KvSequence,
+    pool: &BlockPool,
+) -> (KvSequence, Arc<Lease>, Arc<Mutex<Option<Grant>>>) {
+    let lender = sequence.pool();
+    let peer = PeerPool::new(lender.region().clone(), lender.shape().clone()).unwrap();
+    let mut grant = lender.grant().unwrap();
+    let lease = Arc::new(Lease::new(Arc::new(peer), grant.id()).unwrap());
+    grant.lend(sequence.sealed().iter().cloned());
+    let grant = Arc::new(Mutex::new(Some(grant)));
+    let released = grant.clone();
+    let adopted = AdoptedBlocks::new(lease.clone(), sequence.block_table().to_vec()).unwrap();
+    let adopted = adopted.on_release(move || drop(released.lock().unwrap().take()));
+    (KvSequence::from_adopted(pool, adopted, vec![], sequence.len()).unwrap(), lease, grant)
+}
+
+/// A lender asks for its blocks, or takes them without asking, while they are read.
+#[tokio::test]
+async fn tokens_do_not_depend_on_what_a_lender_does() {
+    let request = request(prompt(3, 40), 400);
+    let expected = single(std::slice::from_ref(&request)).await.remove(0);
+    for takes in [false, true] {
+        let (lender, pool) = (llama_pool(8, 8), llama_pool(8, 80));
+        let (prefill, decode) = (node(&lender, 512), node(&pool, 512));
+        let done = prefill.prefill_for_handoff(request.clone()).unwrap().done().await.unwrap();
+        let (sequence, lease, grant) = lent(&done.sequence, &pool);
+        let first = done.first_token;
+        drop(done);
+        assert_eq!(lender.lent_blocks(), 5);
+        let mut generation = decode.decode_from(request.clone(), sequence, &[first]).unwrap();
+        first_token(&mut generation).await;
+        if takes {
+            drop(grant.lock().unwrap().take());
+            let mut free = lender.try_reserve(8).unwrap();
+            free.iter_mut().for_each(|block| block.fill(0xee));
+        } else {
+            lease.set_recalled();
+            until(|| lender.accounting().free == 8).await;
+        }
+        let rest = collect(generation).await.0;
+        assert_eq!(rest[..], expected[expected.len() - rest.len()..], "takes {takes}");
+        assert_eq!(decode.stats().handoff_recomputes, u64::from(takes));
+        assert_eq!((lender.accounting().free, pool.accounting().free), (8, 80));
+    }
 }
 
 #[tokio::test]
