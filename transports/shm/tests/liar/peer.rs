@@ -30,6 +30,8 @@ const TAIL: usize = 0;
 const HEAD: usize = 128;
 /// Distance from the control ring's words to the payload ring's.
 const PAYLOAD_WORDS: usize = 512;
+/// Where control frames begin.
+const LINE: usize = 64;
 /// Blocks of the liar's pool.
 const BLOCKS: u32 = 8;
 /// Leases that are in force from the start.
@@ -123,7 +125,7 @@ impl Liar {
         let ring = SMALL_RING as u64;
         let mut greeting = [0; 32];
         greeting[..8].copy_from_slice(b"BWIR-SHM");
-        greeting[8] = 2;
+        greeting[8] = 3;
         greeting[16..24].copy_from_slice(&ring.to_le_bytes());
         greeting[24..].copy_from_slice(&ring.to_le_bytes());
         let mut len = greeting.len();
@@ -280,10 +282,12 @@ impl Liar {
     fn pump(&mut self) {
         self.queue.truncate(QUEUE_MAX);
         let used = self.tail.wrapping_sub(self.look(HEAD)) as usize;
-        let len = SMALL_RING.saturating_sub(used).min(self.queue.len());
+        // A line stays free for the mark behind the last frame, which says that there is none.
+        let len = (SMALL_RING - LINE).saturating_sub(used).min(self.queue.len());
         let bytes: Vec<u8> = self.queue.drain(..len).collect();
         self.tail = self.put(RINGS, self.tail, &bytes);
         if len > 0 {
+            self.put(RINGS, self.tail, &[0; 8]);
             self.set(TAIL, self.tail);
             self.flood(1);
         }
@@ -316,7 +320,14 @@ impl Liar {
     fn frame(&mut self, kind: Kind, key: HandoffKey, body: &impl Body) {
         let header = Header::control(kind, key.request, key.epoch);
         self.queue.extend_from_slice(&body.encode(header));
+        self.end_frame();
         self.pump();
+    }
+
+    /// The next frame begins on a line.
+    fn end_frame(&mut self) {
+        let len = self.queue.len() + (self.tail as usize % LINE);
+        self.queue.resize(self.queue.len() + len.next_multiple_of(LINE) - len, 0);
     }
 
     fn key_frame(&mut self, kind: Kind, script: &mut Script<'_>) {
@@ -546,12 +557,14 @@ impl Liar {
             let at = script.byte() as usize % frame.len();
             frame[at] ^= 1 << (script.byte() % 8);
         }
+        // Short frames come whole: a cut one is a lie that a mark tells.
         let cut = script.byte() as usize % frame.len();
         self.queue.extend_from_slice(&frame[..cut]);
         self.pump();
         yield_now().await;
         if before == 0 {
             self.queue.extend_from_slice(&frame[cut..]);
+            self.end_frame();
         }
     }
 
