@@ -10,7 +10,7 @@
 //! use std::sync::Arc;
 //! use blockwire::endpoint::{Endpoint, EndpointOptions, Event};
 //! use blockwire::handoff::{SequenceState, extract_sequence_handoff, send_handoff_payload};
-//! use blockwire::ingest::ingest_sequence_handoff;
+//! use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 //! use blockwire::pool::{BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
 //! use blockwire::session::{HandoffKey, Identity};
 //! use blockwire::transport::Transport;
@@ -39,7 +39,8 @@
 //! let send = send_handoff_payload(&connection, key, handoff, "meta".into());
 //! let receive = async {
 //!     let Some(Event::Handoff(incoming)) = events.next().await else { panic!("no offer") };
-//!     ingest_sequence_handoff(incoming, &decode_pool, 1024, 0).await.unwrap()
+//!     let options = IngestOptions { tokens_max: 1024, growth: 0, adopt: true };
+//!     ingest_sequence_handoff(incoming, &decode_pool, options).await.unwrap()
 //! };
 //! let (sent, received) = tokio::join!(send, receive);
 //! assert_eq!(sent.unwrap().payload_len, received.len() as u64 * 256);
