@@ -254,6 +254,39 @@ mod tests {
         assert!(next.slot == id.slot && next.generation > id.generation, "{next:?}");
     }
 
+    /// Looks at a lease's word when it is woken.
+    struct Look {
+        pool: BlockPool,
+        id: LeaseId,
+        in_force: AtomicUsize,
+        over: AtomicUsize,
+    }
+
+    impl Wake for Look {
+        fn wake(self: Arc<Self>) {
+            let word = self.pool.lease_word(self.id.slot).load(Ordering::Relaxed);
+            let seen = if word == self.id.generation { &self.in_force } else { &self.over };
+            seen.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_lease_is_over_before_anybody_gets_its_blocks() {
+        let pool = pool(2);
+        let mut grant = pool.grant().unwrap();
+        grant.lend(sealed(&pool, 2));
+        let (in_force, over) = Default::default();
+        let look = Arc::new(Look { pool: pool.clone(), id: grant.id(), in_force, over });
+        let waker = Waker::from(look.clone());
+        let mut waiting = Box::pin(pool.reserve(1));
+        let mut cx = Context::from_waker(&waker);
+        assert!(waiting.as_mut().poll(&mut cx).is_pending());
+        drop(grant);
+        let seen = [&look.in_force, &look.over].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(seen, [0, 1]);
+        assert!(waiting.as_mut().poll(&mut cx).is_ready());
+    }
+
     #[test]
     fn leases_are_bounded() {
         let pool = pool(1);

@@ -508,3 +508,28 @@ proptest! {
         world.check_end();
     }
 }
+
+/// Random steps rarely come so far before the link dies.
+#[test]
+fn what_is_lent_ends_with_the_link() {
+    let mut world = World::new(Way::Adopt);
+    world.offer(0);
+    for round in 0..20 {
+        for side in [SENDER, RECEIVER] {
+            world.deliver(side);
+            world.settle();
+            world.complete(side, round, true);
+            world.settle();
+        }
+        world.accept(0);
+        world.settle();
+        world.commit(0);
+        world.settle();
+    }
+    assert_eq!(world.sessions[SENDER].counters().blocks_lent, 1);
+    world.die();
+    // Looks whether the reader knows.
+    world.settle();
+    assert_eq!(world.pools[SENDER].accounting().free, 12);
+    assert!(world.sessions.iter().all(Session::is_idle));
+}

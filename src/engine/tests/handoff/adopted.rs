@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use blockwire::handoff::send_handoff_payload;
 use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
-use blockwire::pool::{KvSequence, Layout, Part, TransferStats};
+use blockwire::pool::{KvSequence, Layout, Part, SealedBlock, TransferStats};
 use blockwire::session::OfferError;
 use bytes::Bytes;
 
@@ -95,22 +95,29 @@ fn whole_blocks_stay_and_only_the_tail_is_copied() {
 fn a_lender_that_runs_short_gets_its_blocks_back() {
     run_adopting(|mut pair| async move {
         let mut sequences = vec![];
-        for _ in 0..3 {
-            sequences.push(hand_over(&mut pair, 256).await);
+        for tokens in [512, 256] {
+            sequences.push(hand_over(&mut pair, tokens).await);
         }
         assert_eq!(pair.prefill.pool.accounting().sealed, 48);
         assert_eq!(sequences.iter().filter(|s| s.recalled_blocks() > 0).count(), 0);
-        // 16 of 64 are free. Whoever wants 20 waits for the oldest lease; the 12 that are left then are
-        // less than a quarter, so the next one is recalled ahead of need, and no more.
+        // 16 of 64 are free. Whoever wants 20 waits for the oldest lease only, which leaves 28.
         let waiting = pair.prefill.pool.reserve(20);
         bring_home(&mut sequences[0]).await;
         assert_eq!(waiting.await.unwrap().len(), 20);
-        assert_eq!(sequences[2].recalled_blocks(), 0);
-        assert_written(sequences.remove(0), 256);
+        assert_eq!(sequences[1].recalled_blocks(), 0);
+        assert_written(sequences.remove(0), 512);
         drop(sequences);
         all_free(&pair.prefill.pool).await;
         all_free(&pair.decode.pool).await;
     });
+}
+
+/// The block table names the adopted blocks, then those of this pool.
+fn assert_table(sequence: &KvSequence) {
+    let adopted = sequence.adopted().map_or(&[][..], |adopted| adopted.ids());
+    let sealed = sequence.sealed().iter().map(SealedBlock::id);
+    let expected: Vec<u32> = adopted.iter().copied().chain(sealed).collect();
+    assert_eq!(sequence.block_table()[..expected.len()], expected);
 }
 
 #[test]
@@ -124,6 +131,7 @@ fn blocks_come_home_a_few_at_a_time() {
             sequence.bring_home(block, &TransferStats::default()).unwrap();
             assert_eq!(sequence.adopted().map_or(0, |a| a.ids().len()), left);
             assert_eq!(sequence.writable_from(), 96);
+            assert_table(&sequence);
         }
         until(|| pair.prefill.pool.accounting().sealed == 0).await;
         assert_written(sequence, 100);

@@ -5,7 +5,7 @@
 //! ```
 //! Everything runs on one thread, so that a script plays nearly the same way each time. After the script
 //! the connection ends, and then everything must be as it was: see [`play`].
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each test binary uses its part")]
 
 mod host;
 mod memory;

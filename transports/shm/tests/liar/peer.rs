@@ -306,9 +306,9 @@ impl Liar {
         let words = if script.rarely(2) { 0 } else { PAYLOAD_WORDS };
         // Flags may say anything; an index that lies ends the link, so it lies less often.
         let word = match script.byte() % 16 {
-            0 => TAIL,
-            1 => HEAD,
-            2..=8 => 256,
+            0 | 1 => TAIL,
+            2 | 3 => HEAD,
+            4..=9 => 256,
             _ => 384,
         };
         let known = [self.tail, self.payload_tail, self.look(TAIL), self.look(HEAD), 4096];
