@@ -280,7 +280,7 @@ impl Task {
     fn recall(&mut self, cx: &mut Context<'_>) {
         let Some(pressure) = &mut self.pressure else { return };
         while self.session.can_recall() && pressure.poll(cx).is_ready() {
-            self.session.recall_oldest();
+            self.session.recall_oldest(clock::now());
         }
     }
 
@@ -374,7 +374,7 @@ impl Task {
                 let _ = reply.send(self.session.commit(key));
             }
             Request::Release(key) => self.session.release(key),
-            Request::RecallAll => while self.session.recall_oldest() {},
+            Request::RecallAll => while self.session.recall_oldest(clock::now()) {},
             Request::Message(message, reply) => {
                 if self.session.end().is_none() {
                     let _ = reply.send(self.session.send_message(message));

@@ -21,7 +21,8 @@
 //! The receiver ends every offer with exactly one `ATS` or `DECLINE`. The sender may `WITHDRAW` at any
 //! time before; the blocks of a pulled payload stay with the offer until the receiver's last word or
 //! the end of the link, since only then nobody reads them. Blocks that the receiver adopted stay under
-//! their lease until it releases them, or until the link ends: then the lease is revoked.
+//! their lease until it releases them. The lease is revoked when the link ends, or when blocks that were
+//! recalled do not come back in time.
 
 mod bounds;
 mod error;
@@ -41,14 +42,14 @@ pub use identity::{Identity, Mismatch, PoolAccess, SESSION_VERSIONS};
 pub use incoming::{Landed, Manifest};
 pub use outgoing::OfferPayload;
 
-use crate::pool::{Grant, Lease, PeerMemory, PeerPool};
+use crate::pool::{Lease, PeerMemory, PeerPool};
 use crate::transport::{
     Capabilities, Completion, LinkEvent, Op, OpId, OpMemory, Refused, RegionKey, Violation,
 };
 use crate::wire::{BodyError, Header, Kind, body, decode_body, encode_frame, split_frame};
 use bounds::{Answers, keep};
 use incoming::Incoming;
-use outgoing::Outgoing;
+use outgoing::{Lent, Outgoing};
 
 /// A handoff on a connection: the request, and which try of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,7 +60,7 @@ pub struct HandoffKey {
     pub epoch: u32,
 }
 
-/// When silence counts.
+/// How long a session waits for its peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     /// Longest wait for the peer's hello.
@@ -68,6 +69,8 @@ pub struct Timing {
     pub ping_interval: Duration,
     /// Silence after which the peer counts as gone.
     pub silence_max: Duration,
+    /// Longest wait for blocks that were recalled; then their lease is revoked.
+    pub recall_max: Duration,
 }
 
 impl Default for Timing {
@@ -76,6 +79,7 @@ impl Default for Timing {
             hello_timeout: Duration::from_secs(5),
             ping_interval: Duration::from_secs(5),
             silence_max: Duration::from_secs(20),
+            recall_max: Duration::from_secs(20),
         }
     }
 }
@@ -147,6 +151,8 @@ pub struct SessionCounters {
     pub offers_in_quarantine: u64,
     /// Blocks that the peer reads in place.
     pub blocks_lent: u64,
+    /// Leases that were revoked because recalled blocks did not come back.
+    pub leases_revoked: u64,
 }
 
 /// One side of a connection.
@@ -162,7 +168,7 @@ pub struct Session {
     outgoing: HashMap<HandoffKey, Outgoing>,
     incoming: HashMap<HandoffKey, Incoming>,
     /// What the peer adopted, oldest first.
-    lent: Vec<(HandoffKey, Grant)>,
+    lent: Vec<Lent>,
     /// What this side adopted.
     adopted: HashMap<HandoffKey, Weak<Lease>>,
     last_tag: u64,
@@ -230,7 +236,7 @@ impl Session {
     /// Counters, now.
     pub fn counters(&self) -> SessionCounters {
         let withdrawn = self.outgoing.values().filter(|offer| offer.is_withdrawn()).count();
-        let lent = self.lent.iter().map(|(_, grant)| grant.blocks() as u64).sum();
+        let lent = self.lent.iter().map(|lent| lent.grant.blocks() as u64).sum();
         SessionCounters {
             offers_in_quarantine: withdrawn as u64,
             blocks_lent: lent,
@@ -292,6 +298,7 @@ impl Session {
 
     /// Time passed.
     pub fn handle_time(&mut self, now: Instant) {
+        self.revoke_overdue(now);
         match &self.phase {
             Phase::AwaitHello { until } if now >= *until => self.finish(SessionEnd::NoHello),
             Phase::Open if now >= self.heard + self.timing.silence_max => {
@@ -307,12 +314,14 @@ impl Session {
 
     /// When [`handle_time`](Self::handle_time) should be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        match &self.phase {
+        let peer = match &self.phase {
             Phase::AwaitHello { until } => Some(*until),
             Phase::Open if self.pinged => Some(self.heard + self.timing.silence_max),
             Phase::Open => Some(self.heard + self.timing.ping_interval),
             Phase::Ended(_) => None,
-        }
+        };
+        let due = self.lent.iter().filter_map(|lent| lent.due);
+        peer.map(|peer| due.fold(peer, Instant::min))
     }
 
     /// Sends a message of the layer above.

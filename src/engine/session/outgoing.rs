@@ -1,5 +1,7 @@
 //! The sender's side of a handoff.
 
+use std::time::Instant;
+
 use bytes::Bytes;
 
 use super::error::{OfferError, SessionEnd, SessionViolation};
@@ -37,6 +39,15 @@ pub(super) struct Outgoing {
     grant: Option<Grant>,
     /// How many of the first blocks the receiver keeps, if it commits.
     adopted: usize,
+}
+
+/// Blocks that the peer adopted.
+#[derive(Debug)]
+pub(super) struct Lent {
+    pub(super) key: HandoffKey,
+    pub(super) grant: Grant,
+    /// When they must be back, once they were recalled.
+    pub(super) due: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -105,7 +116,7 @@ impl Session {
         if let Some(end) = self.end() {
             return Err(OfferError::Ended(end.clone()));
         }
-        if self.outgoing.contains_key(&key) || self.lent.iter().any(|(lent, _)| *lent == key) {
+        if self.outgoing.contains_key(&key) || self.lent.iter().any(|lent| lent.key == key) {
             return Err(OfferError::Duplicate);
         }
         let OfferPayload { blocks, tokens, meta } = payload;
@@ -229,12 +240,12 @@ impl Session {
         if let Some(mut grant) = grant.filter(|_| adopted > 0) {
             blocks.truncate(adopted);
             grant.lend(blocks);
-            self.lent.push((key, grant));
+            self.lent.push(Lent { key, grant, due: None });
         }
     }
 
     pub(super) fn handle_release(&mut self, key: HandoffKey) {
-        match self.lent.iter().position(|(lent, _)| *lent == key) {
+        match self.lent.iter().position(|lent| lent.key == key) {
             Some(index) => drop(self.lent.remove(index)),
             // Of an older life of the lease: it was over already.
             None => self.counters.late_frames += 1,
@@ -243,18 +254,28 @@ impl Session {
 
     /// Asks the peer for the blocks that it has adopted longest ago, of those that it was not asked
     /// for yet. False when there are none.
-    pub fn recall_oldest(&mut self) -> bool {
-        let oldest = self.lent.iter_mut().find(|(_, grant)| !grant.is_recalled());
-        let Some((key, grant)) = oldest else { return false };
-        grant.recall();
-        let key = *key;
+    pub fn recall_oldest(&mut self, now: Instant) -> bool {
+        let due = now + self.timing.recall_max;
+        let Some(oldest) = self.lent.iter_mut().find(|lent| lent.due.is_none()) else {
+            return false;
+        };
+        oldest.grant.recall();
+        oldest.due = Some(due);
+        let key = oldest.key;
         self.send_for(key, Kind::Recall, &body::Recall {});
         true
     }
 
     /// Whether blocks are lent that were not asked for yet.
     pub fn can_recall(&self) -> bool {
-        self.end().is_none() && self.lent.iter().any(|(_, grant)| !grant.is_recalled())
+        self.end().is_none() && self.lent.iter().any(|lent| lent.due.is_none())
+    }
+
+    /// Takes blocks back that the peer keeps for too long: it can tell, and must not trust what it read.
+    pub(super) fn revoke_overdue(&mut self, now: Instant) {
+        let before = self.lent.len();
+        self.lent.retain(|lent| lent.due.is_none_or(|due| now < due));
+        self.counters.leases_revoked += (before - self.lent.len()) as u64;
     }
 
     pub(super) fn handle_decline(&mut self, key: HandoffKey, decline: body::Decline) {

@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use blockwire::clock;
 use blockwire::pool::{
@@ -470,11 +471,42 @@ fn step(world: &mut World, kind: u8, number: u32, index: usize) {
         10 if offered => world.commit(number),
         11 if index.is_multiple_of(16) && !world.dead => world.die(),
         12 if offered => world.release(number),
-        13 => drop(world.sessions[SENDER].recall_oldest()),
+        13 => drop(world.sessions[SENDER].recall_oldest(clock::now())),
         14 if offered => world.bring_home(number),
         _ => {}
     }
     world.settle();
+}
+
+/// A peer that does not give recalled blocks back loses them, and can tell.
+#[test]
+fn recalled_blocks_that_do_not_come_back_are_taken() {
+    let mut world = World::new(Way::Adopt);
+    world.offer(0);
+    for _ in 0..20 {
+        for side in [SENDER, RECEIVER] {
+            world.settle();
+            world.deliver(side);
+            world.complete(side, 0, true);
+        }
+        world.accept(0);
+        world.commit(0);
+    }
+    let now = clock::now();
+    assert!(world.sessions[SENDER].recall_oldest(now));
+    let due = now + Timing::default().recall_max;
+    let sender = &mut world.sessions[SENDER];
+    sender.handle_time(due - Duration::from_millis(1));
+    assert_eq!((sender.counters().blocks_lent, sender.counters().leases_revoked), (1, 0));
+    assert!(sender.next_deadline().unwrap() <= due);
+    sender.handle_time(due);
+    assert_eq!((sender.counters().blocks_lent, sender.counters().leases_revoked), (0, 1));
+    assert!(!world.known[&0].adopted.as_ref().unwrap().is_intact());
+    // Its release comes too late, and changes nothing.
+    world.release(0);
+    world.finish();
+    assert_eq!(world.sessions[SENDER].counters().late_frames, 1);
+    world.check_end();
 }
 
 /// Words about leases that are over are counted, and nothing else.

@@ -35,6 +35,7 @@ const TIMING: Timing = Timing {
     hello_timeout: Duration::from_millis(150),
     ping_interval: Duration::from_millis(60),
     silence_max: Duration::from_millis(150),
+    recall_max: Duration::from_millis(150),
 };
 
 pub fn spec() -> KvSpec {
