@@ -33,6 +33,11 @@ const RECEIVER: usize = 1;
 const TOKENS: usize = 7;
 const OVERWRITTEN: u8 = 0xee;
 
+/// Recalls are due long before silence counts.
+fn timing() -> Timing {
+    Timing { recall_max: Duration::from_secs(1), ..Timing::default() }
+}
+
 fn pool() -> BlockPool {
     BlockPool::new(PoolOptions::new(KvSpec::uniform(4, 2, 1, 8, Dtype::F16), 12)).unwrap()
 }
@@ -85,7 +90,7 @@ impl World {
                 Identity { geometry: Some(pool.spec().clone()), ..Identity::new("side") };
             let shape = pool.shape().clone();
             let access = (way != Way::Push).then_some(PoolAccess { region: RegionKey(0), shape });
-            Session::new(identity, capabilities, access, Timing::default(), clock::now())
+            Session::new(identity, capabilities, access, timing(), clock::now())
         };
         let sessions = [session(&pools[0]), session(&pools[1])];
         let (wires, ops) = (Default::default(), Default::default());
@@ -494,7 +499,7 @@ fn recalled_blocks_that_do_not_come_back_are_taken() {
     }
     let now = clock::now();
     assert!(world.sessions[SENDER].recall_oldest(now));
-    let due = now + Timing::default().recall_max;
+    let due = now + timing().recall_max;
     let sender = &mut world.sessions[SENDER];
     sender.handle_time(due - Duration::from_millis(1));
     assert_eq!((sender.counters().blocks_lent, sender.counters().leases_revoked), (1, 0));
