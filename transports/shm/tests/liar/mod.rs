@@ -39,7 +39,7 @@ pub fn play(script: &[u8]) {
     /// Descriptors are counted for the whole process.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    count_panics();
+    prepare();
     let (panics, before) = (PANICS.load(SeqCst), Held::now());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let tasks = tokio::task::LocalSet::new();
@@ -60,9 +60,11 @@ pub fn play(script: &[u8]) {
     assert!(back, "held before {before:?}, after {:?}", Held::now());
 }
 
-fn count_panics() {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
+/// Counts panics, and opens what the first runtime of a process opens for all later ones.
+fn prepare() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        drop(tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap());
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             PANICS.fetch_add(1, SeqCst);
