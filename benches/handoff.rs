@@ -1,5 +1,5 @@
-//! What does a handoff that moves its payload cost from offer to commit, over each transport, against one memcpy of as many
-//! bytes between two pools in one thread?
+//! What does a handoff that moves its payload cost from offer to commit, over each transport, against
+//! one memcpy of as many bytes between two pools in one thread?
 //!
 //! `cargo bench -p blockwire-benches --bench handoff`
 

@@ -2,10 +2,14 @@
 
 pub mod host;
 
+use std::future::{Future, poll_fn};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::mpsc::channel;
 
 use blockwire::endpoint::{Endpoint, EndpointOptions};
+use blockwire::transport::{Address, Link, Transport};
+use blockwire_shm::ShmTransport;
 use tokio::runtime::Builder;
 use tokio::task::{LocalSet, spawn_local};
 
@@ -32,12 +36,49 @@ pub fn run_side<T: 'static>(
     user: impl AsyncFnOnce(&Endpoint) -> T + 'static,
 ) -> T {
     let (endpoint, driver) = Endpoint::local(options);
-    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    LocalSet::new().block_on(&runtime, async move {
+    as_task(async move {
         let driving = spawn_local(driver);
-        let result = spawn_local(async move { user(&endpoint).await }).await.expect("no panic");
+        let result = user(&endpoint).await;
+        drop(endpoint);
         driving.await.expect("no panic");
         result
+    })
+}
+
+/// Runs a task on this thread, as a driver's thread does.
+///
+/// # Panics
+/// When the system gives no runtime, or the task panics.
+pub fn as_task<T: 'static>(task: impl Future<Output = T> + 'static) -> T {
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    LocalSet::new().block_on(&runtime, async { spawn_local(task).await.expect("no panic") })
+}
+
+/// Runs the two ends of a shared-memory link, on cpu 0 and cpu 1; gives what the near one comes to.
+///
+/// # Panics
+/// When there is no link, or an end panics.
+pub fn linked<T: 'static>(
+    transport: ShmTransport,
+    far: impl AsyncFnOnce(Box<dyn Link>) + Send + 'static,
+    near: impl AsyncFnOnce(Box<dyn Link>) -> T + 'static,
+) -> T {
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = Address::new("shm", &folder.path().join("x.sock").to_string_lossy());
+    let (bound, is_bound) = channel();
+    let place = address.clone();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            host::pin(1);
+            as_task(async move {
+                let mut listener = transport.listen(&place).await.expect("a free address");
+                bound.send(()).expect("a dialler");
+                far(poll_fn(|cx| listener.poll_accept(cx)).await.expect("a peer")).await;
+            });
+        });
+        host::pin(0);
+        is_bound.recv().expect("a listener");
+        as_task(async move { near(transport.connect(&address).await.expect("a peer")).await })
     })
 }
 

@@ -12,19 +12,16 @@
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
-use std::sync::mpsc::channel;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use blockwire::clock;
-use blockwire::transport::{Address, Link, LinkEvent, Op, Transport};
+use blockwire::transport::{Link, LinkEvent, Op};
 use blockwire::wire::{Header, Kind};
 use blockwire_benches::host::{core_distance, pin};
-use blockwire_benches::{Samples, print_ratio, runs};
+use blockwire_benches::{Samples, linked, print_ratio, runs};
 use blockwire_shm::{ShmOptions, ShmTransport, doorbells};
 use bytes::Bytes;
-use tokio::runtime::Builder;
-use tokio::task::{LocalSet, spawn_local};
 use uuid::Uuid;
 
 /// Messages of one sample; the median over the samples forgives a thread that lost its cpu.
@@ -159,40 +156,18 @@ fn converse<F>(spin_limit: Duration, wait: Wait, talk: impl FnOnce(End) -> F + '
 where
     F: Future<Output = Samples> + 'static,
 {
-    let folder = tempfile::tempdir().expect("a folder");
-    let address = Address::new("shm", &folder.path().join("x.sock").to_string_lossy());
     let transport = ShmTransport::new(ShmOptions { spin_limit, ..ShmOptions::default() });
-    let (bound, is_bound) = channel();
-    let place = address.clone();
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            pin(1);
-            as_task(async move {
-                let mut listener = transport.listen(&place).await.expect("a free address");
-                bound.send(()).expect("a dialler");
-                let link = poll_fn(|cx| listener.poll_accept(cx)).await.expect("a peer");
-                let mut end = End::new(link, wait);
-                loop {
-                    let received = end.receive().await;
-                    if received == 0 {
-                        return;
-                    }
-                    (0..received).for_each(|_| end.send());
-                }
-            });
-        });
-        pin(0);
-        is_bound.recv().expect("a listener");
-        let dialling = transport.connect(&address);
-        let talking = async move { talk(End::new(dialling.await.expect("a peer"), wait)).await };
-        as_task(talking).median()
-    })
-}
-
-/// Runs a task as a driver's thread does.
-fn as_task<T: 'static>(task: impl Future<Output = T> + 'static) -> T {
-    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    LocalSet::new().block_on(&runtime, async { spawn_local(task).await.expect("no panic") })
+    let echo = async move |link| {
+        let mut end = End::new(link, wait);
+        loop {
+            let received = end.receive().await;
+            if received == 0 {
+                return;
+            }
+            (0..received).for_each(|_| end.send());
+        }
+    };
+    linked(transport, echo, async move |link| talk(End::new(link, wait)).await).median()
 }
 
 /// The floor of peers that sleep: nanoseconds one way.

@@ -10,7 +10,6 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::hint::black_box;
-use std::sync::mpsc::channel;
 use std::task::Poll;
 
 use blockwire::clock;
@@ -18,14 +17,12 @@ use blockwire::pool::{
     BlockPool, Digest, Dtype, GatherList, KvSpec, PayloadOrder, PoolOptions, ReservedBlock,
     ScatterList, SealedBlock, TransferStats, copy_payload,
 };
-use blockwire::transport::{Address, Link, LinkEvent, Op, OpMemory, StreamTag, Transport};
+use blockwire::transport::{Link, LinkEvent, Op, OpMemory, StreamTag};
 use blockwire::wire::{Header, Kind};
 use blockwire_benches::host::{core_distance, pin};
-use blockwire_benches::{Samples, print_ratio, runs};
+use blockwire_benches::{Samples, linked, print_ratio, runs};
 use blockwire_shm::ShmTransport;
 use bytes::Bytes;
-use tokio::runtime::Builder;
-use tokio::task::{LocalSet, spawn_local};
 use uuid::Uuid;
 
 /// Bytes of a block.
@@ -89,29 +86,9 @@ fn filled_pool() -> BlockPool {
 
 /// A round through the ring.
 fn streams([from, to]: &[BlockPool; 2], len: usize) -> f64 {
-    let folder = tempfile::tempdir().expect("a folder");
-    let address = Address::new("shm", &folder.path().join("x.sock").to_string_lossy());
-    let transport = ShmTransport::default();
-    let (bound, is_bound) = channel();
-    let (place, pool) = (address.clone(), from.clone());
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            pin(1);
-            as_task(async move {
-                let mut listener = transport.listen(&place).await.expect("a free address");
-                bound.send(()).expect("a dialler");
-                let link = poll_fn(|cx| listener.poll_accept(cx)).await.expect("a peer");
-                send(link, &pool, len).await;
-            });
-        });
-        pin(0);
-        is_bound.recv().expect("a listener");
-        let pool = to.clone();
-        as_task(async move {
-            let link = transport.connect(&address).await.expect("a peer");
-            receive(link, &pool, len).await
-        })
-    })
+    let (from, to) = (from.clone(), to.clone());
+    let sender = async move |link| send(link, &from, len).await;
+    linked(ShmTransport::default(), sender, async move |link| receive(link, &to, len).await)
 }
 
 /// Streams the next blocks for every message of the peer's, until it is gone.
@@ -183,10 +160,4 @@ async fn receive(mut link: Box<dyn Link>, pool: &BlockPool, len: usize) -> f64 {
 
 fn order() -> PayloadOrder {
     PayloadOrder { block_tokens: TOKENS as u32 }
-}
-
-/// Runs a task as a driver's thread does.
-fn as_task<T: 'static>(task: impl Future<Output = T> + 'static) -> T {
-    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    LocalSet::new().block_on(&runtime, async { spawn_local(task).await.expect("no panic") })
 }

@@ -149,18 +149,19 @@ impl Cluster {
 
     /// Starts a prefill node in the place of the first one, which is dead.
     pub(crate) fn restart_prefill(&mut self) {
-        let address = self.prefill[0].serving().to_owned();
-        let decode = self.decode.serving();
-        self.prefill[0] = start_prefill(&self.setup, self.dir.path(), &address, decode);
-        self.wait_until_serving();
+        let dead = self.prefill.remove(0);
+        self.start_prefill_at(dead.serving());
     }
 
     /// Tells the first prefill node to stop, and starts another in its place.
     pub(crate) fn replace_prefill(&mut self) {
         let address = self.prefill[0].serving().to_owned();
         self.prefill.remove(0).stop();
-        let decode = self.decode.serving();
-        let started = start_prefill(&self.setup, self.dir.path(), &address, decode);
+        self.start_prefill_at(&address);
+    }
+
+    fn start_prefill_at(&mut self, address: &str) {
+        let started = start_prefill(&self.setup, self.dir.path(), address, self.decode.serving());
         self.prefill.insert(0, started);
         self.wait_until_serving();
     }

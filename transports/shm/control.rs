@@ -3,10 +3,11 @@
 //! # What a message costs
 //! A frame of 64 bytes between two far cores that spin takes 480 to 600 ns (`benches/shm_control.rs`),
 //! 2.4 to 2.7 times the bare slot's 195 to 220; between near ones 295 to 350, 6 to 7 times its 50. One
-//! cache line moves each way, as through the slot; the rest are instructions. With both ends on one core, where no line moves, a message takes 390 ns: a
-//! fifth takes the frame out of the ring (copy, header, allocation), an eighth puts it in (with the
-//! fence of SYNC-3), a sixth looks at an empty payload ring, and the others, none above a tenth, are
-//! operations, events, `Bytes` and the poll around them.
+//! cache line moves each way, as through the slot; the rest are instructions. With both ends on one
+//! core, where no line moves, a message takes 390 ns: a fifth takes the frame out of the ring (copy,
+//! header, allocation), an eighth puts it in (with the fence of SYNC-3), a sixth looks at an empty
+//! payload ring, and the others, none above a tenth, are operations, events, `Bytes` and the poll around
+//! them.
 
 use std::collections::VecDeque;
 

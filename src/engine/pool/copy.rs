@@ -2,7 +2,6 @@
 //!
 //! Every transport declares how many copies a payload byte makes on its way; these counters are what
 //! a test compares the declaration with. Control frames are not payload.
-
 //!
 //! # How bytes are stored
 //! A copy and its digest are one pass over memory (`stripes`, `digest`). [`Stores::Streaming`] writes
@@ -112,13 +111,13 @@ pub unsafe fn copy_payload_from_peer<'a>(
     stats: &TransferStats,
 ) -> usize {
     let fence = Fence(stores);
+    let store = match stores {
+        Stores::Cached => Store::Cached,
+        Stores::Streaming => Store::Streaming,
+    };
     let mut copied = 0;
     let mut pieces = pieces.into_iter().peekable();
     while let Some((from, to)) = pieces.next() {
-        let store = match stores {
-            Stores::Cached => Store::Cached,
-            Stores::Streaming => Store::Streaming,
-        };
         let next = pieces.peek().map_or(from, |(next, _)| *next);
         let flow = Flow { from, to: to.as_mut_ptr(), len: to.len(), store, next };
         // SAFETY: the source is readable for `to.len()` bytes (caller); `to` is exclusive memory of this

@@ -176,11 +176,6 @@ impl Grant {
         }
     }
 
-    /// Whether the blocks were asked for.
-    pub fn is_recalled(&self) -> bool {
-        self.recalled
-    }
-
     /// Blocks under the lease.
     pub fn blocks(&self) -> usize {
         self.blocks.len()

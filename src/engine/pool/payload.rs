@@ -26,9 +26,8 @@ impl PayloadOrder {
 
     /// Appends where the bytes of `tokens` lie in a pool, in wire order; neighbours are joined.
     ///
-    /// `table[i]` is the block that holds tokens from `first_token + i * block_tokens` on, counted in the
-    /// pool's own block length;
-    /// `tokens` starts on a wire block.
+    /// `table[i]` is the block that holds tokens from `first_token + i * block_tokens` on, in the pool's own
+    /// block length; `tokens` starts on a wire block.
     pub(crate) fn extents(
         self,
         pool: &PoolShape,

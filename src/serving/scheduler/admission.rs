@@ -138,6 +138,9 @@ impl Worker {
         for job in &mut self.running {
             let Some(sequence) = &mut job.sequence else { continue };
             let recalled = sequence.recalled_blocks();
+            if recalled == 0 {
+                continue;
+            }
             let free = self.pool.accounting().free;
             let Ok(blocks) = self.pool.try_reserve_growth(recalled.min(left).min(free)) else {
                 continue;
