@@ -1,8 +1,8 @@
 //! Links over TCP: from pool block to socket and from socket to pool block, with no copy in user space.
 //!
-//! Read in this order: [`TcpTransport`] (how links are made), `link` (one connection, polled), `send`
-//! and `receive` (its two halves, which know no socket), `ahead` (the only bytes that are read before
-//! it is known what they are).
+//! Read in this order: [`TcpTransport`] (how links are made), `link` (one connection's life), `send`
+//! and `receive` (its two halves, which know no socket), `mover` (how bytes go between a socket and the
+//! halves), `ahead` (the only bytes that are read before it is known what they are).
 //!
 //! ```text
 //! stream:  [header|body] [header|payload <= 1 MiB] [header|body] [header|payload] ...
@@ -18,6 +18,7 @@ mod address;
 mod ahead;
 mod link;
 mod listener;
+mod mover;
 mod options;
 mod receive;
 mod send;

@@ -1,11 +1,11 @@
-//! One connection: joins a [`Sender`] and a [`Receiver`] with a socket, and knows how it ends.
+//! The life of one connection: joins a [`Sender`] and a [`Receiver`] with a [`Mover`], and knows how it
+//! ends.
 
 use std::future::Future;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::net::Shutdown;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use blockwire::pool::{PeerMemory, Region, TransferStats};
@@ -14,29 +14,21 @@ use blockwire::transport::{
     RegisterError,
 };
 use blockwire::wire::{BODY_LEN_MAX, HEADER_LEN, Header, Kind, PAYLOAD_LEN_MAX};
-use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
 use crate::SCHEME;
+use crate::mover::{self, Mover, Stop};
 use crate::options::TcpOptions;
 use crate::receive::Receiver;
 use crate::send::Sender;
 use crate::socket;
 
-/// Slices of one gathering write or scattering read. The system takes 1024; with fewer, setting up
-/// the array stays cheap beside the call, and blocks of 2 KiB still make half a megabyte.
-const SLICES_MAX: usize = 256;
-/// Bytes that one direction may move in one poll, so that neither starves the other or other links.
-const POLL_LEN_MAX: usize = 4 << 20;
-/// System calls of one direction in one poll, for the same reason.
-const POLL_CALLS_MAX: usize = 64;
-
 /// The mechanism to one peer over TCP.
 #[derive(Debug)]
 pub(crate) struct TcpLink {
     /// None once the link has ended.
-    stream: Option<TcpStream>,
+    mover: Option<Box<dyn Mover>>,
     sender: Sender,
     receiver: Receiver,
     stage: Stage,
@@ -73,7 +65,7 @@ impl TcpLink {
         let stats = Arc::<TransferStats>::default();
         let payload_len_max = options.payload_len_max.clamp(1, PAYLOAD_LEN_MAX);
         Ok(Self {
-            stream: Some(stream),
+            mover: Some(mover::choose(stream)),
             sender: Sender::new(payload_len_max, Arc::clone(&stats)),
             receiver: Receiver::new(Arc::clone(&stats)),
             stage: Stage::Open,
@@ -109,69 +101,40 @@ impl TcpLink {
         };
         self.sender.abort(&reason, events);
         self.receiver.end_all(&reason, events);
-        self.stream = None;
+        self.mover = None;
         self.stage = Stage::Closed(reason.clone());
         events.push(LinkEvent::Closed(reason));
     }
 
-    /// Writes until the socket is full, there is nothing to write, or the poll's share is used up.
     fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
         events: &mut Vec<LinkEvent>,
     ) -> Poll<Result<(), CloseReason>> {
-        let Some(stream) = &self.stream else { return Poll::Pending };
-        let mut bytes = 0;
-        for _ in 0..POLL_CALLS_MAX {
-            if self.sender.is_idle() || self.write_error.is_some() {
-                return Poll::Pending;
+        let Some(mover) = self.mover.as_mut().filter(|_| self.write_error.is_none()) else {
+            return Poll::Pending;
+        };
+        match mover.poll_send(cx, &mut self.sender, events) {
+            Poll::Ready(Err(error)) if peer_is_gone(&error) => {
+                self.write_error = Some(error);
+                Poll::Pending
             }
-            std::task::ready!(stream.poll_write_ready(cx)).map_err(lost)?;
-            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-            let count = self.sender.plan(&mut slices);
-            match stream.try_write_vectored(&slices[..count]) {
-                Ok(len) => {
-                    self.sender.wrote(len, events);
-                    bytes += len;
-                }
-                Err(error) if may_retry(&error) => {}
-                Err(error) if peer_is_gone(&error) => self.write_error = Some(error),
-                Err(error) => return Poll::Ready(Err(lost(error))),
-            }
-            if bytes >= POLL_LEN_MAX {
-                break;
-            }
+            sent => sent.map_err(lost),
         }
-        Poll::Ready(Ok(()))
     }
 
-    /// Reads until the socket is empty, or the poll's share is used up.
     fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
         events: &mut Vec<LinkEvent>,
     ) -> Poll<Result<(), CloseReason>> {
-        let Some(stream) = &self.stream else { return Poll::Pending };
-        let mut bytes = 0;
-        for _ in 0..POLL_CALLS_MAX {
-            std::task::ready!(stream.poll_read_ready(cx)).map_err(lost)?;
-            let mut slices: [IoSliceMut<'_>; SLICES_MAX] =
-                std::array::from_fn(|_| IoSliceMut::new(&mut []));
-            let count = self.receiver.room(&mut slices);
-            match stream.try_read_vectored(&mut slices[..count]) {
-                Ok(0) => return Poll::Ready(Err(self.end_of_stream())),
-                Ok(len) => {
-                    self.receiver.filled(len, events)?;
-                    bytes += len;
-                }
-                Err(error) if may_retry(&error) => {}
-                Err(error) => return Poll::Ready(Err(lost(error))),
-            }
-            if bytes >= POLL_LEN_MAX {
-                break;
-            }
-        }
-        Poll::Ready(Ok(()))
+        let Some(mover) = &mut self.mover else { return Poll::Pending };
+        let received = ready!(mover.poll_receive(cx, &mut self.receiver, events));
+        Poll::Ready(received.map_err(|stop| match stop {
+            Stop::EndOfStream => self.end_of_stream(),
+            Stop::Lost(error) => lost(error),
+            Stop::Violated(violation) => violation.into(),
+        }))
     }
 
     fn end_of_stream(&mut self) -> CloseReason {
@@ -191,9 +154,7 @@ impl TcpLink {
                 let deadline = deadline.get_or_insert_with(|| Box::pin(sleep(timeout)));
                 return deadline.as_mut().poll(cx).map(|()| CloseReason::Local);
             }
-            if let Some(stream) = &self.stream
-                && SockRef::from(stream).shutdown(Shutdown::Write).is_err()
-            {
+            if self.mover.as_mut().is_some_and(|mover| mover.finish().is_err()) {
                 return Poll::Ready(CloseReason::Local);
             }
             self.stage = Stage::Lingering(Box::pin(sleep(self.linger_timeout)));
@@ -296,10 +257,6 @@ fn control_refusal(frame: &[u8]) -> Option<OpError> {
         header.kind != Kind::Payload && HEADER_LEN + header.body_len as usize == frame.len()
     });
     (!delimited).then_some(OpError::Unsupported("control without a header of its own length"))
-}
-
-fn may_retry(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 fn peer_is_gone(error: &io::Error) -> bool {

@@ -1,0 +1,78 @@
+//! How bytes move between a socket and the two halves of a link: one file a mechanism.
+//!
+//! A [`Mover`] knows a socket, and no framing: what goes next is the [`Sender`]'s to say, what belongs
+//! where is the [`Receiver`]'s.
+
+mod readiness;
+
+use std::fmt;
+use std::io;
+use std::task::{Context, Poll};
+
+use blockwire::transport::{LinkEvent, Violation};
+use tokio::net::TcpStream;
+
+use crate::receive::Receiver;
+use crate::send::Sender;
+
+use self::readiness::Readiness;
+
+/// Slices of one gathering write or scattering read. The system takes 1024; with fewer, setting up
+/// the array stays cheap beside the call, and blocks of 2 KiB still make half a megabyte.
+const SLICES_MAX: usize = 256;
+/// Bytes that one direction may move in one poll, so that neither starves the other or other links.
+const POLL_LEN_MAX: usize = 4 << 20;
+/// System calls of one direction in one poll, for the same reason.
+const POLL_CALLS_MAX: usize = 64;
+
+/// Why nothing more will be received.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// The peer ended its half of the stream.
+    EndOfStream,
+    /// The system broke the connection.
+    Lost(io::Error),
+    /// The peer broke the rules.
+    Violated(Violation),
+}
+
+/// A connected socket, and a way to use it. Every poll does bounded work.
+pub(crate) trait Mover: fmt::Debug {
+    /// Sends what the sender has.
+    ///
+    /// `Ready(Ok)`: more can be done at once. `Pending`: the waker will be woken when there is room, or
+    /// there is nothing to send.
+    ///
+    /// # Errors
+    /// What the system says; nothing can be sent any more.
+    fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        sender: &mut Sender,
+        events: &mut Vec<LinkEvent>,
+    ) -> Poll<io::Result<()>>;
+
+    /// Receives what is there.
+    ///
+    /// `Ready(Ok)`: more can be done at once. `Pending`: the waker will be woken when something comes.
+    ///
+    /// # Errors
+    /// [`Stop`]: nothing can be received any more.
+    fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        receiver: &mut Receiver,
+        events: &mut Vec<LinkEvent>,
+    ) -> Poll<Result<(), Stop>>;
+
+    /// Tells the peer that nothing follows.
+    ///
+    /// # Errors
+    /// What the system says: the connection is gone.
+    fn finish(&mut self) -> io::Result<()>;
+}
+
+/// The mover for a connected socket.
+pub(crate) fn choose(stream: TcpStream) -> Box<dyn Mover> {
+    Box::new(Readiness::new(stream))
+}
