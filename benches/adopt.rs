@@ -115,7 +115,8 @@ fn report(sequences: &[SequenceHandoff], rounds: &[Samples]) {
     println!("{:>7} {:>7}  {:<24} {:>8} {:>9}", "MiB", "blocks", "us", "allowed", "ns/block");
     let smallest = rounds[0].median();
     for (sequence, times) in sequences.iter().zip(rounds) {
-        let (mib, blocks) = (sequence.payload_len() as f64 / MIB as f64, sequence.blocks().len());
+        let (mib, blocks) =
+            (sequence.run().payload_len() as f64 / MIB as f64, sequence.run().blocks().len());
         let allowed = 2.0 * smallest + 0.01 * blocks as f64;
         let per_block = (times.median() - smallest) * 1e3 / blocks as f64;
         let times = times.to_string();

@@ -24,7 +24,7 @@ fn lend(pool: &BlockPool, byte: u8) -> (Grant, Vec<u32>) {
     blocks.iter_mut().for_each(|block| block.fill(byte));
     let ids = blocks.iter().map(ReservedBlock::id).collect();
     let mut grant = pool.grant().unwrap();
-    grant.lend(blocks.into_iter().map(ReservedBlock::seal));
+    grant.lend(blocks.into_iter().map(ReservedBlock::seal).collect());
     (grant, ids)
 }
 

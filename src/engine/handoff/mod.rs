@@ -10,7 +10,7 @@ pub use probe::{BlockGeometry, ProbeError, ProbeTarget, probe_block_geometry};
 
 use crate::clock;
 use crate::endpoint::Connection;
-use crate::pool::{KvSequence, SealedBlock};
+use crate::pool::{KvSequence, SealedRun};
 use crate::session::{HandoffKey, OfferError, OfferPayload};
 
 /// Where the state of a sequence lives.
@@ -48,29 +48,14 @@ pub enum ExtractError {
     },
 }
 
-/// A finished sequence, ready to be offered: its sealed blocks and how many tokens they hold. No
-/// payload was copied.
+/// A finished sequence, ready to be offered. No payload was copied.
 #[derive(Clone, Debug)]
-pub struct SequenceHandoff {
-    blocks: Vec<SealedBlock>,
-    tokens: usize,
-}
+pub struct SequenceHandoff(SealedRun);
 
 impl SequenceHandoff {
-    /// Tokens of the sequence.
-    pub fn tokens(&self) -> usize {
-        self.tokens
-    }
-
-    /// Its blocks, in token order.
-    pub fn blocks(&self) -> &[SealedBlock] {
-        &self.blocks
-    }
-
-    /// Bytes of payload.
-    pub fn payload_len(&self) -> u64 {
-        let per_token = self.blocks.first().map_or(0, |block| block.pool().spec().token_bytes());
-        per_token as u64 * self.tokens as u64
+    /// Its blocks.
+    pub fn run(&self) -> &SealedRun {
+        &self.0
     }
 }
 
@@ -94,7 +79,9 @@ pub fn extract_sequence_handoff(state: SequenceState<'_>) -> Result<SequenceHand
         return Err(ExtractError::Adopted { blocks: adopted.ids().len() });
     }
     let tokens = sequence.len();
-    Ok(SequenceHandoff { blocks: sequence.finish().to_vec(), tokens })
+    let blocks = sequence.finish().to_vec();
+    let run = SealedRun::new(sequence.pool(), blocks, tokens);
+    Ok(SequenceHandoff(run.expect("the blocks of a finished sequence")))
 }
 
 /// What a committed handoff took.
@@ -122,9 +109,9 @@ pub async fn send_handoff_payload(
     meta: Bytes,
 ) -> Result<SendReport, OfferError> {
     let start = clock::now();
-    let payload_len = handoff.payload_len();
-    let SequenceHandoff { blocks, tokens } = handoff;
-    connection.offer(key, OfferPayload { blocks, tokens, meta }).committed().await?;
+    let SequenceHandoff(run) = handoff;
+    let payload_len = run.payload_len();
+    connection.offer(key, OfferPayload { run, meta }).committed().await?;
     Ok(SendReport { payload_len, elapsed: clock::now() - start })
 }
 
@@ -149,8 +136,8 @@ mod tests {
         sequence.push(pool.try_reserve(4).unwrap()).unwrap();
         sequence.set_len(5);
         let handoff = extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).unwrap();
-        assert_eq!((handoff.tokens(), handoff.blocks().len()), (5, 2));
-        assert_eq!(handoff.payload_len(), 5 * 32);
+        assert_eq!((handoff.run().tokens(), handoff.run().blocks().len()), (5, 2));
+        assert_eq!(handoff.run().payload_len(), 5 * 32);
         drop(sequence);
         assert_eq!((pool.accounting().sealed, pool.accounting().free), (2, 6));
         drop(handoff);

@@ -338,7 +338,7 @@ impl ReservedBlock {
     /// Gives up writing, for ever: the block can now be shared.
     pub fn seal(self) -> SealedBlock {
         self.set_state(BlockState::Sealed);
-        SealedBlock(Arc::new(self))
+        SealedBlock { id: self.id, block: Arc::new(self) }
     }
 
     pub(super) fn set_state(&self, to: BlockState) {
@@ -360,17 +360,21 @@ impl fmt::Debug for ReservedBlock {
 
 /// Shared, read-only ownership of a block. The last clone's drop frees the block.
 #[derive(Clone)]
-pub struct SealedBlock(Arc<ReservedBlock>);
+pub struct SealedBlock {
+    /// The same as the block's, at hand: lists of thousands are asked for nothing else.
+    id: u32,
+    block: Arc<ReservedBlock>,
+}
 
 impl SealedBlock {
     /// Index of the block in its pool.
     pub fn id(&self) -> u32 {
-        self.0.id
+        self.id
     }
 
     /// The pool that the block belongs to.
     pub fn pool(&self) -> &BlockPool {
-        &self.0.pool
+        &self.block.pool
     }
 
     /// The bytes of one token: for each layer, its segments.

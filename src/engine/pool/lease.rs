@@ -64,7 +64,7 @@ pub(super) struct Lending {
 pub struct Grant {
     pool: BlockPool,
     id: LeaseId,
-    blocks: Vec<SealedBlock>,
+    blocks: Arc<[SealedBlock]>,
     recalled: bool,
 }
 
@@ -84,7 +84,7 @@ impl BlockPool {
         let id = LeaseId { slot, generation: *generation };
         drop(state);
         self.lease_word(slot).store(id.generation, Ordering::Release);
-        Some(Grant { pool: self.clone(), id, blocks: Vec::new(), recalled: false })
+        Some(Grant { pool: self.clone(), id, blocks: Arc::default(), recalled: false })
     }
 
     /// Blocks that leases hold. One that two leases hold counts twice.
@@ -157,14 +157,17 @@ impl Grant {
         self.id
     }
 
-    /// Puts blocks under the lease.
-    pub fn lend(&mut self, blocks: impl IntoIterator<Item = SealedBlock>) {
-        let before = self.blocks.len();
-        self.blocks.extend(blocks);
+    /// Puts blocks under the lease, once.
+    ///
+    /// # Panics
+    /// When some are.
+    pub fn lend(&mut self, blocks: Arc<[SealedBlock]>) {
+        assert!(self.blocks.is_empty(), "a lease takes its blocks once");
+        self.blocks = blocks;
         let mut state = self.pool.state();
-        state.lending.lent += self.blocks.len() - before;
+        state.lending.lent += self.blocks.len();
         if self.recalled {
-            state.lending.recalled += self.blocks.len() - before;
+            state.lending.recalled += self.blocks.len();
         }
         self.pool.notice_pressure(&mut state);
     }
@@ -217,7 +220,7 @@ mod tests {
         BlockPool::new(PoolOptions::new(KvSpec::uniform(4, 2, 1, 8, Dtype::F16), blocks)).unwrap()
     }
 
-    fn sealed(pool: &BlockPool, count: usize) -> Vec<SealedBlock> {
+    fn sealed(pool: &BlockPool, count: usize) -> Arc<[SealedBlock]> {
         pool.try_reserve(count)
             .unwrap()
             .into_iter()

@@ -124,23 +124,6 @@ impl GatherList {
         order: PayloadOrder,
         tokens: TokenRange,
     ) -> Result<Self, ListError> {
-        Self::check(pool, blocks, order, &tokens)?;
-        let (own, start, end) = (pool.spec().block_tokens as usize, tokens.start, tokens.end);
-        let table: Vec<u32> = blocks.iter().map(SealedBlock::id).collect();
-        let mut extents = Vec::new();
-        order.extents(pool.shape(), &table, 0, tokens, &mut extents);
-        let holds = blocks[start / own..end.div_ceil(own)].to_vec();
-        let len = order.payload_len(pool.spec(), end - start);
-        Ok(Self { pool: pool.clone(), extents, len, _holds: holds })
-    }
-
-    /// Whether [`new`](Self::new) would succeed.
-    pub(crate) fn check(
-        pool: &BlockPool,
-        blocks: &[SealedBlock],
-        order: PayloadOrder,
-        tokens: &TokenRange,
-    ) -> Result<(), ListError> {
         let own = pool.spec().block_tokens as usize;
         let (start, end, wire) = (tokens.start, tokens.end, order.block_tokens as usize);
         if let Some(foreign) = blocks.iter().find(|block| !block.pool().same_pool(pool)) {
@@ -152,7 +135,24 @@ impl GatherList {
         if end > blocks.len() * own {
             return Err(ListError::BlockCount { blocks: blocks.len(), tokens: end, own });
         }
-        Ok(())
+        let holds = blocks[start / own..end.div_ceil(own)].to_vec();
+        Ok(Self::over(pool, holds, order, tokens))
+    }
+
+    /// Like [`new`](Self::new), of blocks that fit: those of `tokens` and no others.
+    pub(super) fn over(
+        pool: &BlockPool,
+        holds: Vec<SealedBlock>,
+        order: PayloadOrder,
+        tokens: TokenRange,
+    ) -> Self {
+        let own = pool.spec().block_tokens as usize;
+        let table: Vec<u32> = holds.iter().map(SealedBlock::id).collect();
+        let len = order.payload_len(pool.spec(), tokens.len());
+        let first_token = tokens.start / own * own;
+        let mut extents = Vec::new();
+        order.extents(pool.shape(), &table, first_token, tokens, &mut extents);
+        Self { pool: pool.clone(), extents, len, _holds: holds }
     }
 
     /// Bytes of payload.

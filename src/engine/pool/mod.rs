@@ -2,7 +2,7 @@
 //!
 //! Read in this order: [`spec`](KvSpec) (the shape), [`layout`](Layout) (where bytes lie),
 //! [`region`](Region) (the pages), [`block`](BlockPool) (the typestate and the accounting),
-//! [`sequence`](KvSequence) (the blocks of one sequence), [`list`](GatherList) (what an operation
+//! [`sequence`](KvSequence) (the blocks of one sequence), [`run`](SealedRun) (the same, finished), [`list`](GatherList) (what an operation
 //! holds on to while it moves bytes), [`copy`](TransferStats) (the one place that copies payload),
 //! [`lease`](Grant) and [`peer`](PeerPool) (blocks that another process reads in place: who lends them, who
 //! borrows them).
@@ -30,6 +30,7 @@ mod peer;
 mod pull;
 mod region;
 mod reserve;
+mod run;
 mod sequence;
 mod spec;
 mod stripes;
@@ -47,5 +48,6 @@ pub use peer::{AdoptedBlocks, Lease, LeaseLost, PeerMemory, PeerPool};
 pub use pull::Pull;
 pub use region::{Backing, PageKind, REGION_ALIGN, Region, RegionView};
 pub use reserve::{Reserve, ReserveError};
+pub use run::SealedRun;
 pub use sequence::{KvSequence, SequenceError};
 pub use spec::{Dtype, KvSpec, LayerSpec, Part, SegmentSpec};

@@ -82,9 +82,6 @@ pub enum OfferError {
     /// The manifest is larger than a frame.
     #[error(transparent)]
     TooLarge(#[from] BodyError),
-    /// Blocks and tokens do not fit together.
-    #[error(transparent)]
-    Payload(#[from] crate::pool::ListError),
     /// The link failed to send the payload.
     #[error("sending failed: {0}")]
     Transport(OpError),

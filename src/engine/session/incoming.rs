@@ -346,13 +346,14 @@ impl Session {
             return Ok(manifest);
         };
         let theirs = access.shape.spec();
+        let ids = || rts.blocks.as_chunks().0.iter().map(|id| u32::from_le_bytes(*id));
         if rts.block_tokens != theirs.block_tokens
-            || rts.blocks.len() != theirs.blocks_for(tokens)
-            || rts.blocks.iter().any(|id| *id as usize >= access.shape.blocks())
+            || rts.blocks.len() != theirs.blocks_for(tokens) * size_of::<u32>()
+            || ids().any(|id| id as usize >= access.shape.blocks())
         {
             return Err("the blocks are not those of the tokens");
         }
-        manifest.blocks = Some(rts.blocks.into());
+        manifest.blocks = Some(ids().collect());
         manifest.lease =
             rts.lease.map(|lease| LeaseId { slot: lease.slot, generation: lease.generation });
         let same_len = spec.block_tokens == theirs.block_tokens;

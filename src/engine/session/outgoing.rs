@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 
 use super::error::{OfferError, SessionEnd, SessionViolation};
 use super::{Action, HandoffKey, Notice, Purpose, PurposeKind, Session};
-use crate::pool::{Cursor, Digest, GatherList, Grant, ListError, PayloadOrder, SealedBlock};
+use crate::pool::{Cursor, Digest, GatherList, Grant, SealedRun};
 use crate::transport::{Op, OpError, OpId, StreamTag};
 use crate::wire::{Header, Kind, body, encode_frame};
 
@@ -16,18 +16,15 @@ const DIGEST_STEP: usize = 2 << 20;
 /// What is offered.
 #[derive(Debug)]
 pub struct OfferPayload {
-    /// Blocks of the sequence, in token order from token 0; not empty.
-    pub blocks: Vec<SealedBlock>,
-    /// Tokens that they hold.
-    pub tokens: usize,
+    /// The sequence.
+    pub run: SealedRun,
     /// What the receiver's user should know before it decides.
     pub meta: Bytes,
 }
 
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    blocks: Vec<SealedBlock>,
-    tokens: usize,
+    run: SealedRun,
     state: State,
     /// The user let go: the blocks stay only for as long as somebody may read them.
     withdrawn: bool,
@@ -86,20 +83,6 @@ impl Outgoing {
         self.withdrawn
     }
 
-    fn order(&self) -> PayloadOrder {
-        PayloadOrder { block_tokens: self.blocks[0].pool().spec().block_tokens }
-    }
-
-    /// Whether blocks and tokens fit together, without looking for their bytes.
-    fn check(&self) -> Result<(), ListError> {
-        GatherList::check(self.blocks[0].pool(), &self.blocks, self.order(), &(0..self.tokens))
-    }
-
-    fn list(&self, from: usize) -> Result<GatherList, ListError> {
-        let pool = self.blocks[0].pool();
-        GatherList::new(pool, &self.blocks, self.order(), from..self.tokens)
-    }
-
     fn is_over(&self) -> bool {
         let with_link = matches!(self.state, State::Streaming(_));
         let readable = self.reachable && !self.answered;
@@ -119,22 +102,22 @@ impl Session {
         if self.outgoing.contains_key(&key) || self.lent.iter().any(|lent| lent.key == key) {
             return Err(OfferError::Duplicate);
         }
-        let OfferPayload { blocks, tokens, meta } = payload;
+        let OfferPayload { run, meta } = payload;
         let reachable = self.capabilities.get.is_some() && self.access.is_some();
-        let grant = blocks.first().filter(|_| reachable && self.capabilities.adopt);
-        let grant = grant.and_then(|block| block.pool().grant());
+        let lends = reachable && self.capabilities.adopt;
+        let grant = lends.then(|| run.pool().grant()).flatten();
         let (state, withdrawn, answered, adopted) = (State::Offered, false, false, 0);
-        let offer =
-            Outgoing { blocks, tokens, state, withdrawn, answered, reachable, grant, adopted };
-        offer.check()?;
+        let offer = Outgoing { run, state, withdrawn, answered, reachable, grant, adopted };
         let mut rts = body::Rts {
-            tokens: tokens as u64,
-            block_tokens: offer.order().block_tokens,
+            tokens: offer.run.tokens() as u64,
+            block_tokens: offer.run.order().block_tokens,
             meta,
             ..body::Rts::default()
         };
         if reachable {
-            rts.blocks = offer.blocks.iter().map(SealedBlock::id).collect();
+            let mut ids = BytesMut::with_capacity(offer.run.blocks().len() * size_of::<u32>());
+            offer.run.blocks().for_each(|block| ids.put_u32_le(block.id()));
+            rts.blocks = ids.freeze();
             rts.lease = offer.grant.as_ref().map(|grant| {
                 let id = grant.id();
                 body::Lease { slot: id.slot, generation: id.generation }
@@ -187,18 +170,18 @@ impl Session {
         }
         let from = rtr.needed_from as usize;
         if rtr.adopts {
-            let block_tokens = offer.order().block_tokens as usize;
-            let whole = from > 0 && from <= offer.tokens && from.is_multiple_of(block_tokens);
+            let block_tokens = offer.run.order().block_tokens as usize;
+            let whole = from > 0 && from <= offer.run.tokens() && from.is_multiple_of(block_tokens);
             if offer.grant.is_none() || rtr.tag != 0 || !whole {
                 return Err(SessionViolation::BadRange);
             }
             offer.adopted = from / block_tokens;
         }
-        if from == offer.tokens {
+        if from == offer.run.tokens() {
             self.all_sent(key, Digest::default().value());
             return Ok(());
         }
-        let list = offer.list(from).map_err(|_| SessionViolation::BadRange)?;
+        let list = offer.run.gather_from(from).map_err(|_| SessionViolation::BadRange)?;
         if rtr.tag == 0 {
             if !offer.reachable {
                 return Err(SessionViolation::OutOfPlace(Kind::Rtr));
@@ -234,12 +217,11 @@ impl Session {
 
     /// The handoff is over; what the receiver adopted stays under its lease.
     fn lend(&mut self, key: HandoffKey) {
-        let Some(Outgoing { mut blocks, grant, adopted, .. }) = self.outgoing.remove(&key) else {
+        let Some(Outgoing { run, grant, adopted, .. }) = self.outgoing.remove(&key) else {
             return;
         };
         if let Some(mut grant) = grant.filter(|_| adopted > 0) {
-            blocks.truncate(adopted);
-            grant.lend(blocks);
+            grant.lend(run.into_first(adopted));
             self.lent.push(Lent { key, grant, due: None });
         }
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use blockwire::clock;
 use blockwire::pool::{
     BlockPool, Cursor, Digest, Dtype, GatherList, KvSequence, KvSpec, PeerMemory, PoolOptions,
-    ReservedBlock, ScatterList, TransferStats,
+    ReservedBlock, ScatterList, SealedRun, TransferStats,
 };
 use blockwire::session::{
     Action, DeclineCode, HandoffKey, Identity, Landed, Notice, OfferPayload, PoolAccess, Session,
@@ -116,7 +116,10 @@ impl World {
         let Ok(mut blocks) = self.pools[SENDER].try_reserve(2) else { return };
         blocks.iter_mut().for_each(|block| block.fill(Self::pattern(number)));
         let blocks = blocks.into_iter().map(ReservedBlock::seal).collect();
-        let payload = OfferPayload { blocks, tokens: TOKENS, meta: Bytes::new() };
+        let payload = OfferPayload {
+            run: SealedRun::new(&self.pools[SENDER], blocks, TOKENS).unwrap(),
+            meta: Bytes::new(),
+        };
         if self.sessions[SENDER].offer(Self::key(number), payload).is_ok() {
             self.known.entry(number).or_default().offered = true;
         }

@@ -18,7 +18,7 @@ fn frames() -> Vec<(&'static str, Bytes)> {
         tokens: 17,
         block_tokens: 16,
         meta: Bytes::from_static(b"meta"),
-        blocks: vec![7, 300],
+        blocks: [7_u32, 300].into_iter().flat_map(u32::to_le_bytes).collect(),
         lease: Some(body::Lease { slot: 2, generation: 5 }),
     };
     let rtr = body::Rtr { tag: 3, needed_from: 16, adopts: false };

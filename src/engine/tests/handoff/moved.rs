@@ -28,7 +28,7 @@ fn sequences_of_every_length_arrive_whole_whatever_the_layouts() {
             let mut pair = pair(&wire, from, to).await;
             for tokens in [1, 15, 16, 17, 31, 32, 33, 100] {
                 let handoff = written(&pair.prefill.pool, tokens);
-                let bytes = handoff.payload_len();
+                let bytes = handoff.run().payload_len();
                 let before = pair.payload_copied();
                 let send =
                     send_handoff_payload(&pair.to_decode, key(), handoff, Bytes::from("meta"));

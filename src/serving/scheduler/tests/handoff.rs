@@ -155,7 +155,7 @@ fn lent(
     let peer = PeerPool::new(lender.region().clone(), lender.shape().clone()).unwrap();
     let mut grant = lender.grant().unwrap();
     let lease = Arc::new(Lease::new(Arc::new(peer), grant.id()).unwrap());
-    grant.lend(sequence.sealed().iter().cloned());
+    grant.lend(sequence.sealed().into());
     let grant = Arc::new(Mutex::new(Some(grant)));
     let released = grant.clone();
     let adopted = AdoptedBlocks::new(lease.clone(), sequence.block_table().to_vec()).unwrap();

@@ -10,6 +10,7 @@ use std::path::Path;
 use blockwire::pool::{Digest, Layout, PoolShape, REGION_ALIGN};
 use blockwire::session::HandoffKey;
 use blockwire::wire::{Header, Kind, body, encode_frame};
+use bytes::Bytes;
 use memmap2::{Mmap, MmapOptions};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -418,6 +419,10 @@ impl Liar {
         };
         let meta = vec![script.byte()].into();
         let key = if script.rarely(6) { self.key(script) } else { self.next_key() };
+        let mut blocks = block_ids(blocks);
+        if script.rarely(6) {
+            blocks.truncate(blocks.len().saturating_sub(1));
+        }
         self.frame(Kind::Rts, key, &body::Rts { tokens, block_tokens, meta, blocks, lease });
     }
 
@@ -598,7 +603,8 @@ impl Liar {
         let how = script.byte();
         let key = self.next_key();
         let lease = body::Lease { slot: self.offers % LEASES, generation: 1 };
-        let blocks = if self.reachable { (0..tokens.div_ceil(4) as u32).collect() } else { vec![] };
+        let count = if self.reachable { tokens.div_ceil(4) } else { 0 };
+        let blocks = block_ids(0..count as u32);
         let lease = self.reachable.then_some(lease);
         let meta = vec![how].into();
         self.drain();
@@ -647,3 +653,7 @@ macro_rules! bodies {
 }
 
 bodies!(Hello, Refuse, Rts, Rtr, Atp, Ats, Decline, Release, Recall, AppMessage, Ping, Goodbye);
+
+fn block_ids(ids: impl IntoIterator<Item = u32>) -> Bytes {
+    ids.into_iter().flat_map(u32::to_le_bytes).collect()
+}
