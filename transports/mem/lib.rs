@@ -65,7 +65,8 @@ impl Transport for MemTransport {
         let (names, address) = (Arc::clone(&self.names), address.clone());
         Box::pin(async move {
             if address.scheme() != SCHEME {
-                return Err(ConnectError::Address { address, reason: "the scheme is not mem" });
+                let reason = "the scheme is not mem".into();
+                return Err(ConnectError::Address { address, reason });
             }
             match names.dial(&address) {
                 Some(link) => Ok(Box::new(link) as Box<dyn Link>),
@@ -81,7 +82,8 @@ impl Transport for MemTransport {
         let (names, address) = (Arc::clone(&self.names), address.clone());
         Box::pin(async move {
             if address.scheme() != SCHEME {
-                return Err(ListenError::Address { address, reason: "the scheme is not mem" });
+                let reason = "the scheme is not mem".into();
+                return Err(ListenError::Address { address, reason });
             }
             match names.bind(address.target()) {
                 Some(listener) => Ok(Box::new(listener) as Box<dyn Listener>),

@@ -39,7 +39,7 @@ impl ShmListener {
         let system = |source| ListenError::System { address: address.clone(), source };
         let place = |error| match error {
             PlaceError::Refused(reason) => {
-                ListenError::Address { address: address.clone(), reason }
+                ListenError::Address { address: address.clone(), reason: reason.into() }
             }
             PlaceError::System(source) => system(source),
         };

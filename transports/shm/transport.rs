@@ -86,7 +86,9 @@ impl Transport for ShmTransport {
 async fn dial(address: Address, options: ShmOptions) -> Result<ShmLink, ConnectError> {
     let path = match socket_path(address.target()) {
         Ok(path) => path,
-        Err(PlaceError::Refused(reason)) => return Err(ConnectError::Address { address, reason }),
+        Err(PlaceError::Refused(reason)) => {
+            return Err(ConnectError::Address { address, reason: reason.into() });
+        }
         Err(PlaceError::System(source)) => return Err(ConnectError::System { address, source }),
     };
     let connecting = async {

@@ -1,80 +1,157 @@
-//! `host:port`, read strictly: an IPv6 address has brackets, a port is never guessed.
+//! `host:port?key=value`, read strictly: an IPv6 address has brackets, a port is never guessed, and a
+//! key that nobody knows is refused, so that a misspelt wish is not silently dropped.
 
-use std::net::Ipv6Addr;
+use std::borrow::Cow;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use blockwire::transport::Address;
 
 use crate::SCHEME;
 
-/// What to look up.
+/// What is wrong with an address.
+type Reason = Cow<'static, str>;
+
+/// What to look up, and how.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     /// A name or an address without brackets, with its zone.
     pub(crate) host: String,
     /// The port; 0 lets the system choose one to listen on.
     pub(crate) port: u16,
+    /// `?bind=`: where to dial from.
+    pub(crate) source: Option<Source>,
+}
+
+/// This end of a connection that is dialled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// An address of this host.
+    Address(IpAddr),
+    /// An interface by its name: whichever of its addresses suits the peer's.
+    Interface(String),
 }
 
 impl Target {
     /// Reads the address of a peer.
-    pub(crate) fn to_dial(address: &Address) -> Result<Self, &'static str> {
-        match Self::parse(address)? {
-            Self { port: 0, .. } => Err("port 0 can be listened on, but not dialled"),
-            target => Ok(target),
+    pub(crate) fn to_dial(address: &Address) -> Result<Self, Reason> {
+        let target = Self::parse(address)?;
+        if target.port == 0 {
+            return Err("port 0 can be listened on, but not dialled".into());
         }
+        if target.host.parse().is_ok_and(|ip: IpAddr| ip.is_unspecified()) {
+            return Err("this means every interface of whoever listens: write the peer's own \
+                        address"
+                .into());
+        }
+        Ok(target)
     }
 
-    /// Reads an address, or says what is wrong with it.
-    pub(crate) fn parse(address: &Address) -> Result<Self, &'static str> {
-        if address.scheme() != SCHEME {
-            return Err("not a tcp address");
+    /// Reads an address to listen on.
+    pub(crate) fn to_listen(address: &Address) -> Result<Self, Reason> {
+        let target = Self::parse(address)?;
+        if target.source.is_some() {
+            return Err("`bind` is for dialling: listen on the interface's own address".into());
         }
-        let (host, port) = match address.target().strip_prefix('[') {
-            Some(rest) => split_bracketed(rest)?,
-            None => split_plain(address.target())?,
+        Ok(target)
+    }
+
+    /// Whether the host is a name that was found as a loopback address other than the usual ones. Systems
+    /// write 127.0.1.1 behind their own name where they have no better address.
+    pub(crate) fn is_placeholder(&self, found: IpAddr) -> bool {
+        let usual = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+        found.is_loopback() && !usual.contains(&found) && self.host.parse::<IpAddr>().is_err()
+    }
+
+    fn parse(address: &Address) -> Result<Self, Reason> {
+        if address.scheme() != SCHEME {
+            return Err("not a tcp address".into());
+        }
+        let (place, query) = match address.target().split_once('?') {
+            Some((place, query)) => (place, Some(query)),
+            None => (address.target(), None),
         };
-        Ok(Self { host: host.to_owned(), port: parse_port(port)? })
+        let (host, port) = match place.strip_prefix('[') {
+            Some(rest) => split_bracketed(rest)?,
+            None => split_plain(place)?,
+        };
+        let mut target = Self { host: host.to_owned(), port: parse_port(port)?, source: None };
+        for pair in query.into_iter().flat_map(|query| query.split('&')) {
+            target.take(pair)?;
+        }
+        Ok(target)
+    }
+
+    /// Reads one `key=value` of the query.
+    fn take(&mut self, pair: &str) -> Result<(), Reason> {
+        let (key, value) =
+            pair.split_once('=').ok_or_else(|| format!("`{pair}` is not KEY=VALUE"))?;
+        if key != "bind" {
+            return Err(format!("`{key}` is not known here, only `bind` is").into());
+        }
+        if self.source.replace(Source::parse(value)?).is_some() {
+            return Err("`bind` stands twice".into());
+        }
+        Ok(())
     }
 }
 
-fn split_bracketed(rest: &str) -> Result<(&str, &str), &'static str> {
+impl Source {
+    fn parse(text: &str) -> Result<Self, Reason> {
+        let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+        if let Ok(ip) = bare.parse::<IpAddr>() {
+            return Ok(Self::Address(ip));
+        }
+        if text.is_empty()
+            || !text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-@".contains(&byte))
+        {
+            return Err(format!("`bind={text}` names neither an interface nor an address").into());
+        }
+        Ok(Self::Interface(text.to_owned()))
+    }
+}
+
+fn split_bracketed(rest: &str) -> Result<(&str, &str), Reason> {
     let (host, after) = rest.split_once(']').ok_or("the bracket is not closed")?;
     let bare = host.split_once('%').map_or(host, |(bare, _zone)| bare);
     if bare.parse::<Ipv6Addr>().is_err() {
-        return Err("what stands in brackets is not an IPv6 address");
+        return Err("what stands in brackets is not an IPv6 address".into());
     }
     let port = after.strip_prefix(':').ok_or("the port is missing: write [ADDRESS]:PORT")?;
     Ok((host, port))
 }
 
-fn split_plain(text: &str) -> Result<(&str, &str), &'static str> {
+fn split_plain(text: &str) -> Result<(&str, &str), Reason> {
+    if text.parse::<Ipv6Addr>().is_ok() {
+        return Err(
+            format!("an IPv6 address needs brackets and a port: write [{text}]:PORT").into()
+        );
+    }
     let (host, port) = text.split_once(':').ok_or("the port is missing: write HOST:PORT")?;
     if port.contains(':') {
-        return Err("an IPv6 address needs brackets: write [ADDRESS]:PORT");
+        return Err("an IPv6 address needs brackets: write [ADDRESS]:PORT".into());
     }
     if host.is_empty() {
-        return Err("the host is missing: write 0.0.0.0 or [::] for every interface");
+        return Err("the host is missing: write 0.0.0.0 or [::] for every interface".into());
     }
     Ok((host, port))
 }
 
-fn parse_port(text: &str) -> Result<u16, &'static str> {
+fn parse_port(text: &str) -> Result<u16, Reason> {
     if text.is_empty() {
-        return Err("the port is missing");
+        return Err("the port is missing".into());
     }
     if !text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err("the port is not a number");
+        return Err("the port is not a number".into());
     }
-    text.parse().map_err(|_too_large| "the port is larger than 65535")
+    text.parse().map_err(|_too_large| "the port is larger than 65535".into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<(String, u16), &'static str> {
-        let target = Target::parse(&text.parse().unwrap())?;
-        Ok((target.host, target.port))
+    fn parse(text: &str) -> Result<Target, Reason> {
+        Target::parse(&text.parse().unwrap())
     }
 
     #[test]
@@ -87,7 +164,24 @@ mod tests {
             ("tcp://[::]:0", "::", 0),
             ("tcp://[fe80::1%lo]:80", "fe80::1%lo", 80),
         ] {
-            assert_eq!(parse(text), Ok((host.to_owned(), port)), "{text}");
+            let target = parse(text).unwrap();
+            assert_eq!((&*target.host, target.port, target.source), (host, port, None), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_query_says_where_to_dial_from() {
+        for (text, source) in [
+            ("eth0", Source::Interface("eth0".into())),
+            ("en5.100", Source::Interface("en5.100".into())),
+            ("10.0.0.2", Source::Address([10, 0, 0, 2].into())),
+            ("fd00::2", Source::Address("fd00::2".parse().unwrap())),
+            ("[fd00::2]", Source::Address("fd00::2".parse().unwrap())),
+        ] {
+            let address = format!("tcp://[fe80::1%lo]:80?bind={text}").parse().unwrap();
+            let target = Target::to_dial(&address).unwrap();
+            assert_eq!((&*target.host, target.source), ("fe80::1%lo", Some(source)), "{text}");
+            assert!(Target::to_listen(&address).unwrap_err().contains("bind"));
         }
     }
 
@@ -97,8 +191,9 @@ mod tests {
             ("tcp://host", "missing"),
             ("tcp://host:", "missing"),
             ("tcp://:80", "host is missing"),
-            ("tcp://::1", "brackets"),
+            ("tcp://::1", "write [::1]:PORT"),
             ("tcp://2605:340:cd51::1:80", "brackets"),
+            ("tcp://2605:340:cd51:1:80", "brackets"),
             ("tcp://[::1]", "missing"),
             ("tcp://[::1]80", "missing"),
             ("tcp://[::1", "not closed"),
@@ -107,11 +202,34 @@ mod tests {
             ("tcp://host:-1", "not a number"),
             ("tcp://host:80/x", "not a number"),
             ("tcp://host:+80", "not a number"),
+            ("tcp://host:80?", "not KEY=VALUE"),
+            ("tcp://host:80?bind", "`bind` is not KEY=VALUE"),
+            ("tcp://host:80?bind=", "neither an interface"),
+            ("tcp://host:80?bind=a b", "neither an interface"),
+            ("tcp://host:80?bind=a&bind=b", "twice"),
+            ("tcp://host:80?bind=a&Stripe=4", "`Stripe` is not known"),
             ("mem:host:80", "not a tcp"),
         ] {
             let found = parse(text).unwrap_err();
             assert!(found.contains(reason), "{text}: {found}");
         }
-        assert!(Target::to_dial(&"tcp://host:0".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_name_for_a_loopback_address_of_its_own_is_no_place_to_listen() {
+        let found = |text, ip: &str| parse(text).unwrap().is_placeholder(ip.parse().unwrap());
+        assert!(found("tcp://node:0", "127.0.1.1"));
+        assert!(!found("tcp://node:0", "10.0.0.1"));
+        assert!(!found("tcp://localhost:0", "127.0.0.1") && !found("tcp://localhost:0", "::1"));
+        assert!(!found("tcp://127.0.1.1:0", "127.0.1.1"), "whoever writes it means it");
+    }
+
+    #[test]
+    fn what_only_a_listener_can_use_is_not_dialled() {
+        for text in ["tcp://host:0", "tcp://0.0.0.0:80", "tcp://[::]:80", "tcp://[::0.0.0.0]:80"] {
+            let address = text.parse().unwrap();
+            assert!(Target::to_dial(&address).is_err(), "{text}");
+            assert!(Target::to_listen(&address).is_ok(), "{text}");
+        }
     }
 }

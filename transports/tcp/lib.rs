@@ -1,8 +1,9 @@
 //! Links over TCP: from pool block to socket and from socket to pool block, with no copy in user space.
 //!
-//! Read in this order: [`TcpTransport`] (how links are made), `link` (one connection's life), `send`
-//! and `receive` (its two halves, which know no socket), `mover` (how bytes go between a socket and the
-//! halves), `ahead` (the only bytes that are read before it is known what they are).
+//! Read in this order: [`TcpTransport`], `address` and `connect` (how links are made), `link` (one
+//! connection's life), `send` and `receive` (its two halves, which know no socket), `mover` (how bytes go
+//! between a socket and the halves), `ahead` (the only bytes that are read before it is known what they
+//! are).
 //!
 //! ```text
 //! stream:  [header|body] [header|payload <= 1 MiB] [header|body] [header|payload] ...
@@ -16,6 +17,7 @@
 
 mod address;
 mod ahead;
+mod connect;
 mod link;
 mod listener;
 mod mover;
@@ -23,6 +25,15 @@ mod options;
 mod receive;
 mod send;
 mod socket;
+mod source;
+
+#[cfg(target_os = "linux")]
+#[path = "linux/interface.rs"]
+mod interface;
+
+#[cfg(target_os = "macos")]
+#[path = "macos/interface.rs"]
+mod interface;
 
 use std::io;
 
@@ -30,7 +41,6 @@ use blockwire::transport::{
     Address, ConnectError, Link, ListenError, Listener, LocalFuture, Transport,
 };
 use tokio::net::lookup_host;
-use tokio::time::timeout;
 
 pub use crate::options::TcpOptions;
 
@@ -40,7 +50,12 @@ use crate::listener::TcpLinkListener;
 
 const SCHEME: &str = "tcp";
 
-/// Dials and listens on `tcp://host:port`, `tcp://[::1]:port`, `tcp://[fe80::1%eth0]:port`.
+/// Why a name is not listened on.
+const PLACEHOLDER: &str = "the hosts file of this system gives its name a loopback address, which no \
+                           other host reaches: listen on an address, or on 0.0.0.0 or [::]";
+
+/// Dials and listens on `tcp://host:port`, `tcp://[::1]:port`, `tcp://[fe80::1%eth0]:port`; dials from an
+/// interface or an address with `tcp://host:port?bind=eth0` and `?bind=10.0.0.2`.
 ///
 /// ```
 /// # use blockwire::transport::Transport;
@@ -72,32 +87,19 @@ impl Transport for TcpTransport {
 
     fn connect(&self, address: &Address) -> LocalFuture<Result<Box<dyn Link>, ConnectError>> {
         let (options, address) = (self.options.clone(), address.clone());
-        Box::pin(async move { connect(&options, &address).await })
+        Box::pin(async move {
+            let stream = connect::connect(&options, &address).await?;
+            match TcpLink::new(stream, &options) {
+                Ok(link) => Ok(Box::new(link) as Box<dyn Link>),
+                Err(source) => Err(ConnectError::System { address, source }),
+            }
+        })
     }
 
     fn listen(&self, address: &Address) -> LocalFuture<Result<Box<dyn Listener>, ListenError>> {
         let (options, address) = (self.options.clone(), address.clone());
         Box::pin(async move { listen(&options, &address).await })
     }
-}
-
-/// Tries every address of the name, in the resolver's order.
-async fn connect(options: &TcpOptions, address: &Address) -> Result<Box<dyn Link>, ConnectError> {
-    let refuse = |reason| ConnectError::Address { address: address.clone(), reason };
-    let system = |source| ConnectError::System { address: address.clone(), source };
-    let target = Target::to_dial(address).map_err(refuse)?;
-    let mut error = no_address();
-    for at in lookup_host((target.host.as_str(), target.port)).await.map_err(system)? {
-        match timeout(options.connect_timeout, socket::connect(at, options)).await {
-            Ok(Ok(stream)) => {
-                let link = TcpLink::new(stream, options).map_err(system)?;
-                return Ok(Box::new(link));
-            }
-            Ok(Err(refused)) => error = refused,
-            Err(_elapsed) => error = io::ErrorKind::TimedOut.into(),
-        }
-    }
-    Err(system(error))
 }
 
 /// Binds the first address of the name that can be bound.
@@ -107,20 +109,21 @@ async fn listen(options: &TcpOptions, address: &Address) -> Result<Box<dyn Liste
         io::ErrorKind::AddrInUse => ListenError::InUse { address: address.clone() },
         _ => ListenError::System { address: address.clone(), source },
     };
-    let target = Target::parse(address).map_err(refuse)?;
-    let mut error = no_address();
-    for at in lookup_host((target.host.as_str(), target.port)).await.map_err(system)? {
+    let target = Target::to_listen(address).map_err(refuse)?;
+    let found = lookup_host((target.host.as_str(), target.port)).await.map_err(system)?;
+    let mut error = None;
+    for at in found {
+        if target.is_placeholder(at.ip()) {
+            error.get_or_insert_with(|| refuse(PLACEHOLDER.into()));
+            continue;
+        }
         match socket::listen(at, options) {
             Ok(bound) => {
                 let listener = TcpLinkListener::new(bound, options.clone()).map_err(system)?;
                 return Ok(Box::new(listener));
             }
-            Err(refused) => error = refused,
+            Err(refused) => error = Some(system(refused)),
         }
     }
-    Err(system(error))
-}
-
-fn no_address() -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, "the name has no address")
+    Err(error.unwrap_or_else(|| system(connect::no_address())))
 }

@@ -14,6 +14,7 @@ use tokio::time::{Sleep, sleep};
 use crate::SCHEME;
 use crate::link::TcpLink;
 use crate::options::TcpOptions;
+use crate::source::reachable;
 
 /// Rest after an error that does not concern one peer, as a lack of descriptors: the connection still
 /// waits, so trying at once again would only spin.
@@ -31,7 +32,8 @@ pub(crate) struct TcpLinkListener {
 impl TcpLinkListener {
     /// Takes a bound socket.
     pub(crate) fn new(listener: TcpListener, options: TcpOptions) -> io::Result<Self> {
-        let local = Address::new(SCHEME, &listener.local_addr()?.to_string());
+        let at = reachable(listener.local_addr()?);
+        let local = Address::new(SCHEME, &at.to_string());
         Ok(Self { listener, local, options, pause: None })
     }
 

@@ -17,6 +17,8 @@ pub struct TcpOptions {
     pub receive_buffer_len: Option<u32>,
     /// How long one address of a name is tried.
     pub connect_timeout: Duration,
+    /// How long a connect takes at most, with the look-up of the name and all its addresses.
+    pub connect_deadline: Duration,
     /// How long a link may be silent before the kernel asks whether the peer still lives.
     pub keepalive_idle: Duration,
     /// How long it waits between two such questions; three without an answer end the link.
@@ -34,6 +36,7 @@ impl Default for TcpOptions {
             send_buffer_len: None,
             receive_buffer_len: None,
             connect_timeout: Duration::from_secs(4),
+            connect_deadline: Duration::from_secs(10),
             keepalive_idle: Duration::from_secs(15),
             keepalive_interval: Duration::from_secs(5),
             flush_timeout: Duration::from_secs(5),

@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
+use crate::address::Source;
 use crate::options::TcpOptions;
 
 /// Connections that may wait to be accepted.
@@ -21,9 +22,17 @@ const BACKLOG: u32 = 1024;
 /// Questions without an answer that end a silent connection.
 const KEEPALIVE_RETRIES: u32 = 3;
 
-/// Dials one address.
-pub(crate) async fn connect(to: SocketAddr, options: &TcpOptions) -> io::Result<TcpStream> {
-    let stream = open(to, options)?.connect(to).await?;
+/// Dials one address, from `source` if one is wished for.
+pub(crate) async fn connect(
+    to: SocketAddr,
+    source: Option<&Source>,
+    options: &TcpOptions,
+) -> io::Result<TcpStream> {
+    let socket = open(to, options)?;
+    if let Some(source) = source {
+        source.bind(&socket, to)?;
+    }
+    let stream = socket.connect(to).await?;
     // A dialled port that nobody listens on may be the very one that the system picked for this end:
     // TCP then connects the socket to itself.
     if stream.local_addr()? == stream.peer_addr()? {

@@ -1,5 +1,6 @@
 //! What goes wrong on a link, by who is at fault.
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
@@ -112,7 +113,7 @@ pub enum ConnectError {
         /// What was dialled.
         address: Address,
         /// What is wrong with it.
-        reason: &'static str,
+        reason: Cow<'static, str>,
     },
     /// The operating system said no.
     #[error("{address}: {source}")]
@@ -142,7 +143,7 @@ pub enum ListenError {
         /// What was to be bound.
         address: Address,
         /// What is wrong with it.
-        reason: &'static str,
+        reason: Cow<'static, str>,
     },
     /// Somebody else has it.
     #[error("{address} is in use by another process")]

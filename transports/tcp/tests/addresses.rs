@@ -10,13 +10,55 @@ use common::*;
 fn port_zero_becomes_the_real_port() {
     run(async {
         let transport = TcpTransport::default();
-        for at in ["tcp://127.0.0.1:0", "tcp://[::1]:0", "tcp://localhost:0", "tcp://0.0.0.0:0"] {
+        for at in ["tcp://127.0.0.1:0", "tcp://[::1]:0", "tcp://localhost:0"] {
             let listener = listen(&transport, at).await;
             let port = listener.local_address().target().rsplit_once(':').unwrap().1.to_owned();
             assert_ne!(port, "0");
-            let host = at.strip_suffix(":0").unwrap().replace("0.0.0.0", "127.0.0.1");
+            let host = at.strip_suffix(":0").unwrap();
             transport.connect(&format!("{host}:{port}").parse().unwrap()).await.unwrap();
         }
+    });
+}
+
+#[test]
+fn every_interface_is_told_as_an_address_that_can_be_dialled() {
+    run(async {
+        let transport = TcpTransport::default();
+        for at in ["tcp://0.0.0.0:0", "tcp://[::]:0"] {
+            let mut listener = listen(&transport, at).await;
+            let told = listener.local_address();
+            assert!(!told.target().starts_with("0.0.0.0") && !told.target().starts_with("[::]"));
+            let mut dialled = Side::new(transport.connect(&told).await.unwrap());
+            let mut accepted = accept(&mut listener).await;
+            dialled.control(&message(b"hello"));
+            until(&mut [&mut dialled, &mut accepted], |sides| !sides[1].received().is_empty())
+                .await;
+        }
+    });
+}
+
+#[test]
+fn a_link_starts_where_it_is_told_to() {
+    run(async {
+        let transport = TcpTransport::default();
+        let mut listener = listen(&transport, "tcp://127.0.0.1:0").await;
+        let told = listener.local_address();
+        let mut from = async |bind: &str| {
+            let address = format!("{told}?bind={bind}").parse().unwrap();
+            let dialled = transport.connect(&address).await.map_err(|error| error.to_string())?;
+            let peer = accept(&mut listener).await.link.peer();
+            drop(dialled);
+            Ok(peer.rsplit_once(':').unwrap().0.to_owned())
+        };
+        assert_eq!(from("127.0.0.1").await, Ok("tcp://127.0.0.1".into()));
+        if cfg!(target_os = "linux") {
+            assert_eq!(from("127.0.0.77").await, Ok("tcp://127.0.0.77".into()));
+            assert_eq!(from("lo").await, Ok("tcp://127.0.0.1".into()));
+        }
+        let error: Result<String, String> = from("nowhere7").await;
+        assert!(error.unwrap_err().contains("no interface `nowhere7`"));
+        let error: Result<String, String> = from("::1").await;
+        assert!(error.unwrap_err().contains("family"));
     });
 }
 
@@ -37,7 +79,14 @@ fn a_second_listener_is_told_that_the_port_is_taken() {
 fn bad_addresses_are_refused_before_any_socket() {
     run(async {
         let transport = TcpTransport::default();
-        for bad in ["tcp://::1", "tcp://host", "tcp://[::1]", "tcp://[::1]:65536", "mem:x"] {
+        for bad in [
+            "tcp://::1",
+            "tcp://host",
+            "tcp://[::1]",
+            "tcp://[::1]:65536",
+            "tcp://h:1?x=1",
+            "mem:x",
+        ] {
             let address = bad.parse().unwrap();
             let refused = transport.connect(&address).await.err().unwrap();
             assert!(matches!(refused, ConnectError::Address { .. }), "{refused}");
