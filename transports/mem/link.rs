@@ -47,7 +47,7 @@ impl MemLink {
 
 impl Link for MemLink {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { stream: Some(1), get: None, adopt: false, same_host: true }
+        Capabilities { stream: Some(1), get: None, adopt: false, same_host: true, lingers: false }
     }
 
     fn stats(&self) -> &Arc<TransferStats> {

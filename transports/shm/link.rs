@@ -34,7 +34,7 @@ const LIFELINE_READS_MAX: usize = 4096;
 /// What a shared-memory link can do: leave payload where it is, pull from a pool that is shared, or copy in
 /// and out of a ring.
 const CAPABILITIES: Capabilities =
-    Capabilities { stream: Some(2), get: Some(1), adopt: true, same_host: true };
+    Capabilities { stream: Some(2), get: Some(1), adopt: true, same_host: true, lingers: false };
 
 #[derive(Debug)]
 enum State {

@@ -13,7 +13,7 @@
 //! finished, so that the stream stays readable whatever is cancelled.
 //!
 //! Links need a tokio runtime with I/O and time: their readiness and their few timers come from there.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod address;
 mod ahead;
@@ -42,7 +42,7 @@ use blockwire::transport::{
 };
 use tokio::net::lookup_host;
 
-pub use crate::options::TcpOptions;
+pub use crate::options::{SendWay, TcpOptions};
 
 use crate::address::Target;
 use crate::link::TcpLink;

@@ -38,6 +38,7 @@ pub(crate) struct TcpLink {
     pending: Vec<LinkEvent>,
     next_op: u64,
     same_host: bool,
+    lingers: bool,
     peer: String,
     stats: Arc<TransferStats>,
     flush_timeout: Duration,
@@ -62,17 +63,19 @@ impl TcpLink {
         let (local, peer) = (stream.local_addr()?, stream.peer_addr()?);
         let same_host = local.ip() == peer.ip() || peer.ip().to_canonical().is_loopback();
         socket::tune(&stream, same_host, options);
+        let mover = mover::choose(stream, options);
         let stats = Arc::<TransferStats>::default();
         let payload_len_max = options.payload_len_max.clamp(1, PAYLOAD_LEN_MAX);
         Ok(Self {
-            mover: Some(mover::choose(stream)),
-            sender: Sender::new(payload_len_max, Arc::clone(&stats)),
-            receiver: Receiver::new(Arc::clone(&stats)),
+            sender: Sender::new(payload_len_max, options.digest, Arc::clone(&stats)),
+            receiver: Receiver::new(options.digest, Arc::clone(&stats)),
             stage: Stage::Open,
             write_error: None,
             pending: Vec::new(),
             next_op: 0,
             same_host,
+            lingers: mover.lingers(),
+            mover: Some(mover),
             peer: format!("{SCHEME}://{peer}"),
             stats,
             flush_timeout: options.flush_timeout,
@@ -168,7 +171,13 @@ impl TcpLink {
 
 impl Link for TcpLink {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { stream: Some(0), get: None, adopt: false, same_host: self.same_host }
+        Capabilities {
+            stream: Some(0),
+            get: None,
+            adopt: false,
+            same_host: self.same_host,
+            lingers: self.lingers,
+        }
     }
 
     fn stats(&self) -> &Arc<TransferStats> {

@@ -4,6 +4,20 @@ use std::time::Duration;
 
 use blockwire::wire::PAYLOAD_LEN_MAX;
 
+/// How payload leaves its blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SendWay {
+    /// Whichever of the two was measured to be faster on this very link, measured again now and then.
+    #[default]
+    Measured,
+    /// The system copies (`writev`): the blocks are free as soon as the operation completed.
+    Copies,
+    /// The system takes references to the pages (`vmsplice`, `splice`) and copies nothing; the blocks
+    /// linger until the peer has read them. Linux only, elsewhere like `Copies`.
+    Pages,
+}
+
 /// Settings of all links of a [`TcpTransport`](crate::TcpTransport).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -11,6 +25,11 @@ pub struct TcpOptions {
     /// Most payload bytes of one frame: what a control frame may have to wait for. At least 1, at most
     /// [`PAYLOAD_LEN_MAX`].
     pub payload_len_max: u64,
+    /// How payload leaves its blocks.
+    pub send_way: SendWay,
+    /// Whether payload is digested. Without, damaged bytes are not noticed. Both ends have to agree:
+    /// one alone declines whatever the other sends.
+    pub digest: bool,
     /// Bytes of the kernel's send buffer; `None` leaves it to the kernel, which grows it as needed.
     pub send_buffer_len: Option<u32>,
     /// Bytes of the kernel's receive buffer; `None` leaves it to the kernel.
@@ -33,6 +52,8 @@ impl Default for TcpOptions {
     fn default() -> Self {
         Self {
             payload_len_max: PAYLOAD_LEN_MAX,
+            send_way: SendWay::default(),
+            digest: true,
             send_buffer_len: None,
             receive_buffer_len: None,
             connect_timeout: Duration::from_secs(4),

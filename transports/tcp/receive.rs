@@ -34,6 +34,7 @@ pub(crate) struct Receiver {
     posted: TagSet,
     cancelled: TagSet,
     dropped: u64,
+    digests: bool,
     stats: Arc<TransferStats>,
 }
 
@@ -62,12 +63,13 @@ struct Incoming {
     op: OpId,
     room: ScatterList,
     cursor: Cursor,
-    digest: Digest,
+    /// None where nobody digests; its value counts as 0 then.
+    digest: Option<Digest>,
 }
 
 impl Receiver {
     /// Between two frames, nothing posted.
-    pub(crate) fn new(stats: Arc<TransferStats>) -> Self {
+    pub(crate) fn new(digests: bool, stats: Arc<TransferStats>) -> Self {
         Self {
             ahead: Ahead::default(),
             stage: Stage::Header,
@@ -75,6 +77,7 @@ impl Receiver {
             posted: TagSet::default(),
             cancelled: TagSet::default(),
             dropped: 0,
+            digests,
             stats,
         }
     }
@@ -96,7 +99,7 @@ impl Receiver {
             return Err(room);
         }
         self.posted.insert(tag);
-        let (cursor, digest) = (Cursor::default(), Digest::default());
+        let (cursor, digest) = (Cursor::default(), self.digests.then(Digest::default));
         let incoming = Box::new(Incoming { op, room, cursor, digest });
         if incoming.room.is_empty() {
             events.push(incoming.complete(None));
@@ -274,9 +277,11 @@ impl Receiver {
         let unused = self.ahead.unused();
         let step = unused.len().min(left);
         let mut rest = &unused[..step];
+        let mut unread = Digest::default();
+        let digest = land.digest.as_mut().unwrap_or(&mut unread);
         for room in land.room.slices(&land.cursor, step) {
             let (now, later) = rest.split_at(room.len());
-            copy_payload(now, room, &mut land.digest, &self.stats);
+            copy_payload(now, room, digest, &self.stats);
             rest = later;
         }
         land.cursor.advance(land.room.extents(), step);
@@ -310,14 +315,14 @@ impl Incoming {
     }
 
     fn filled(&mut self, len: usize) {
-        for slice in self.room.slices(&self.cursor, len) {
-            self.digest.update(slice);
+        if let Some(digest) = &mut self.digest {
+            self.room.slices(&self.cursor, len).for_each(|slice| digest.update(slice));
         }
         self.cursor.advance(self.room.extents(), len);
     }
 
     fn complete(self, error: Option<OpError>) -> LinkEvent {
-        let outcome = error.map_or_else(|| Ok(self.digest.value()), Err);
+        let outcome = error.map_or_else(|| Ok(self.digest.map_or(0, |digest| digest.value())), Err);
         let memory = OpMemory::Room(self.room);
         LinkEvent::Completed(Completion { op: self.op, memory, outcome })
     }

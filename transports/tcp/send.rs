@@ -5,7 +5,9 @@
 //! rest of the payload frame that was begun, then control     or
 //! control, then a fresh payload frame of the next stream
 //! ```
-//! so that control waits for one frame at most, and small control and payload share a write.
+//! so that control waits for one frame at most, and small control and payload share a write. Whoever
+//! sends payload in another way than the rest plans in two parts, [`Sender::plan_head`] and then
+//! [`Sender::plan_payload`].
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -31,6 +33,7 @@ pub(crate) struct Sender {
     streams: VecDeque<Box<Outgoing>>,
     frame: Option<Frame>,
     payload_len_max: u64,
+    digests: bool,
     stats: Arc<TransferStats>,
 }
 
@@ -41,7 +44,8 @@ struct Outgoing {
     tag: StreamTag,
     payload: GatherList,
     cursor: Cursor,
-    digest: Digest,
+    /// None where nobody digests; its value counts as 0 then.
+    digest: Option<Digest>,
     /// How it ends once its frame is out.
     ended: Option<OpError>,
 }
@@ -62,9 +66,9 @@ impl Frame {
 
 impl Sender {
     /// Nothing to send.
-    pub(crate) fn new(payload_len_max: u64, stats: Arc<TransferStats>) -> Self {
+    pub(crate) fn new(payload_len_max: u64, digests: bool, stats: Arc<TransferStats>) -> Self {
         let (control, streams) = (VecDeque::new(), VecDeque::new());
-        Self { control, control_written: 0, streams, frame: None, payload_len_max, stats }
+        Self { control, control_written: 0, streams, frame: None, payload_len_max, digests, stats }
     }
 
     /// Whether everything is written.
@@ -85,7 +89,7 @@ impl Sender {
         payload: GatherList,
         events: &mut Vec<LinkEvent>,
     ) {
-        let (cursor, digest) = (Cursor::default(), Digest::default());
+        let (cursor, digest) = (Cursor::default(), self.digests.then(Digest::default));
         let outgoing = Box::new(Outgoing { op, tag, payload, cursor, digest, ended: None });
         if outgoing.payload.is_empty() {
             return events.push(outgoing.complete());
@@ -136,18 +140,47 @@ impl Sender {
 
     /// The next bytes; returns how many slices were set.
     pub(crate) fn plan<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
-        if self.frame.is_none() {
-            self.frame = self.streams.front().map(|stream| stream.next_frame(self.payload_len_max));
-        }
+        self.next_frame();
         let mut plan = Plan { slices, len: 0 };
         if self.frame.as_ref().is_some_and(Frame::begun) {
-            if self.plan_payload(&mut plan) {
+            if self.plan_frame(&mut plan) {
                 self.plan_control(&mut plan);
             }
         } else if self.plan_control(&mut plan) {
-            self.plan_payload(&mut plan);
+            self.plan_frame(&mut plan);
         }
         plan.len
+    }
+
+    /// Payload bytes of the frame that goes next; 0 when none does.
+    pub(crate) fn payload_next(&mut self) -> u64 {
+        self.next_frame();
+        self.frame.as_ref().map_or(0, |frame| frame.payload_left)
+    }
+
+    /// The bytes before those of [`payload_next`](Self::payload_next); returns how many slices were set.
+    pub(crate) fn plan_head<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
+        self.next_frame();
+        let mut plan = Plan { slices, len: 0 };
+        let begun = self.frame.as_ref().is_some_and(Frame::begun);
+        if begun || self.plan_control(&mut plan) {
+            self.plan_header(&mut plan);
+        }
+        plan.len
+    }
+
+    /// The bytes of [`payload_next`](Self::payload_next), once nothing goes before them; returns how many
+    /// slices were set.
+    pub(crate) fn plan_payload<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let mut plan = Plan { slices, len: 0 };
+        self.plan_bytes(&mut plan);
+        plan.len
+    }
+
+    fn next_frame(&mut self) {
+        if self.frame.is_none() {
+            self.frame = self.streams.front().map(|stream| stream.next_frame(self.payload_len_max));
+        }
     }
 
     /// Whether every control frame is in the plan, so that something may follow.
@@ -157,11 +190,18 @@ impl Sender {
     }
 
     /// Whether the whole frame is in the plan, so that something may follow.
-    fn plan_payload<'a>(&'a self, plan: &mut Plan<'_, 'a>) -> bool {
+    fn plan_frame<'a>(&'a self, plan: &mut Plan<'_, 'a>) -> bool {
+        self.plan_header(plan) && self.plan_bytes(plan)
+    }
+
+    fn plan_header<'a>(&'a self, plan: &mut Plan<'_, 'a>) -> bool {
+        self.frame.as_ref().is_none_or(|frame| plan.push(&frame.header[frame.header_written..]))
+    }
+
+    fn plan_bytes<'a>(&'a self, plan: &mut Plan<'_, 'a>) -> bool {
         let (Some(frame), Some(stream)) = (&self.frame, self.streams.front()) else { return true };
         let bytes_max = PIECE_LEN.min(frame.payload_left as usize);
-        plan.push(&frame.header[frame.header_written..])
-            && stream.payload.slices(&stream.cursor, bytes_max).all(|slice| plan.push(slice))
+        stream.payload.slices(&stream.cursor, bytes_max).all(|slice| plan.push(slice))
             && bytes_max as u64 == frame.payload_left
     }
 
@@ -250,8 +290,8 @@ impl Outgoing {
     }
 
     fn wrote(&mut self, len: usize) {
-        for slice in self.payload.slices(&self.cursor, len) {
-            self.digest.update(slice);
+        if let Some(digest) = &mut self.digest {
+            self.payload.slices(&self.cursor, len).for_each(|slice| digest.update(slice));
         }
         self.cursor.advance(self.payload.extents(), len);
     }
@@ -260,7 +300,7 @@ impl Outgoing {
     fn complete(self) -> LinkEvent {
         let outcome = match self.ended {
             Some(error) if self.cursor.position() < self.payload.len() => Err(error),
-            _ => Ok(self.digest.value()),
+            _ => Ok(self.digest.map_or(0, |digest| digest.value())),
         };
         let memory = OpMemory::Payload(self.payload);
         LinkEvent::Completed(Completion { op: self.op, memory, outcome })

@@ -20,9 +20,10 @@
 //! ```
 //! The receiver ends every offer with exactly one `ATS` or `DECLINE`. The sender may `WITHDRAW` at any
 //! time before; the blocks of a pulled payload stay with the offer until the receiver's last word or
-//! the end of the link, since only then nobody reads them. Blocks that the receiver adopted stay under
-//! their lease until it releases them. The lease is revoked when the link ends, or when blocks that were
-//! recalled do not come back in time.
+//! the end of the link, since only then nobody reads them. Where the link lingers, those of a pushed one
+//! stay until the commit, or else until the peer has answered a ping that followed the payload. Blocks
+//! that the receiver adopted stay under their lease until it releases them. The lease is revoked when the
+//! link ends, or when blocks that were recalled do not come back in time.
 
 mod bounds;
 mod error;
@@ -172,6 +173,7 @@ pub struct Session {
     /// What this side adopted.
     adopted: HashMap<HandoffKey, Weak<Lease>>,
     last_tag: u64,
+    last_fence: u64,
     answers: Answers,
     actions: VecDeque<Action>,
     notices: VecDeque<Notice>,
@@ -212,6 +214,7 @@ impl Session {
             lent: Vec::new(),
             adopted: HashMap::new(),
             last_tag: 0,
+            last_fence: 0,
             answers: Answers::default(),
             actions: VecDeque::new(),
             notices: VecDeque::new(),
@@ -301,7 +304,10 @@ impl Session {
         self.revoke_overdue(now);
         match &self.phase {
             Phase::AwaitHello { until } if now >= *until => self.finish(SessionEnd::NoHello),
-            Phase::Open if now >= self.heard + self.timing.silence_max => {
+            Phase::Open
+                if now >= self.heard + self.timing.silence_max
+                    || self.fence_due().is_some_and(|due| now >= due) =>
+            {
                 self.finish(SessionEnd::Silent);
             }
             Phase::Open if !self.pinged && now >= self.heard + self.timing.ping_interval => {
@@ -320,7 +326,7 @@ impl Session {
             Phase::Open => Some(self.heard + self.timing.ping_interval),
             Phase::Ended(_) => None,
         };
-        let due = self.lent.iter().filter_map(|lent| lent.due);
+        let due = self.lent.iter().filter_map(|lent| lent.due).chain(self.fence_due());
         peer.map(|peer| due.fold(peer, Instant::min))
     }
 
@@ -387,7 +393,7 @@ impl Session {
                 let key = HandoffKey { request: Uuid::nil(), epoch: 0 };
                 self.send_answer(key, Kind::Pong, &ping);
             }
-            Kind::Pong => {}
+            Kind::Pong => self.handle_pong(&decode_body(&header, body)?),
             Kind::Goodbye => {
                 let goodbye: body::Goodbye = decode_body(&header, body)?;
                 self.finish(SessionEnd::Goodbye(goodbye.reason));

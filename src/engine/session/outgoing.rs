@@ -36,6 +36,20 @@ pub(super) struct Outgoing {
     grant: Option<Grant>,
     /// How many of the first blocks the receiver keeps, if it commits.
     adopted: usize,
+    /// Whether the system still reads the blocks for the receiver.
+    lingering: Lingering,
+}
+
+/// What is known of bytes that a lingering link was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lingering {
+    /// None were given, or the receiver has them.
+    No,
+    /// The link may leave some under way when it is done.
+    UnderWay,
+    /// A ping follows them: they are there when it is answered. A peer that goes on talking and does
+    /// not answer has until `due`.
+    Fenced { nonce: u64, due: Instant },
 }
 
 /// Blocks that the peer adopted.
@@ -86,7 +100,7 @@ impl Outgoing {
     fn is_over(&self) -> bool {
         let with_link = matches!(self.state, State::Streaming(_));
         let readable = self.reachable && !self.answered;
-        self.withdrawn && !with_link && !readable
+        self.withdrawn && !with_link && !readable && self.lingering == Lingering::No
     }
 }
 
@@ -106,8 +120,16 @@ impl Session {
         let reachable = self.capabilities.get.is_some() && self.access.is_some();
         let lends = reachable && self.capabilities.adopt;
         let grant = lends.then(|| run.pool().grant()).flatten();
-        let (state, withdrawn, answered, adopted) = (State::Offered, false, false, 0);
-        let offer = Outgoing { run, state, withdrawn, answered, reachable, grant, adopted };
+        let offer = Outgoing {
+            run,
+            state: State::Offered,
+            withdrawn: false,
+            answered: false,
+            reachable,
+            grant,
+            adopted: 0,
+            lingering: Lingering::No,
+        };
         let mut rts = body::Rts {
             tokens: offer.run.tokens() as u64,
             block_tokens: offer.run.order().block_tokens,
@@ -279,6 +301,9 @@ impl Session {
         if let State::Streaming(op) = &mut offer.state {
             *op = Some(id);
         }
+        if self.capabilities.lingers {
+            offer.lingering = Lingering::UnderWay;
+        }
         if offer.withdrawn {
             self.actions.push_back(Action::Cancel(id));
         }
@@ -330,13 +355,44 @@ impl Session {
         }
     }
 
-    /// Drops a withdrawn offer, or asks its link to be done with it.
+    /// Drops a withdrawn offer, or asks its link to be done with it, or the peer whether it has what the
+    /// link was given.
     fn let_go(&mut self, key: HandoffKey) {
-        let Some(offer) = self.outgoing.get(&key) else { return };
-        if offer.is_over() {
-            self.outgoing.remove(&key);
-        } else if let State::Streaming(Some(op)) = offer.state {
-            self.actions.push_back(Action::Cancel(op));
+        let due = self.heard + 2 * self.timing.silence_max;
+        let Some(offer) = self.outgoing.get_mut(&key) else { return };
+        match offer.state {
+            _ if offer.is_over() => {
+                self.outgoing.remove(&key);
+            }
+            State::Streaming(op) => self.actions.extend(op.map(Action::Cancel)),
+            _ if offer.lingering == Lingering::UnderWay && offer.withdrawn => {
+                let nonce = self.last_fence + 1;
+                offer.lingering = Lingering::Fenced { nonce, due };
+                self.last_fence = nonce;
+                self.send_own(Kind::Ping, &body::Ping { nonce });
+            }
+            _ => {}
         }
+    }
+
+    /// The peer has all that was sent before a ping.
+    pub(super) fn handle_pong(&mut self, pong: &body::Ping) {
+        let fenced = |offer: &Outgoing| matches!(offer.lingering, Lingering::Fenced { nonce, .. } if nonce == pong.nonce);
+        let found = self.outgoing.iter().find(|(_, offer)| fenced(offer)).map(|(key, _)| *key);
+        if let Some(key) = found
+            && let Some(offer) = self.outgoing.get_mut(&key)
+        {
+            offer.lingering = Lingering::No;
+            self.let_go(key);
+        }
+    }
+
+    /// When the peer must have answered for blocks that linger.
+    pub(super) fn fence_due(&self) -> Option<Instant> {
+        let due = |offer: &Outgoing| match offer.lingering {
+            Lingering::Fenced { due, .. } => Some(due),
+            _ => None,
+        };
+        self.outgoing.values().filter_map(due).min()
     }
 }

@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use uuid::Uuid;
 
 const CAPABILITIES: Capabilities =
-    Capabilities { stream: None, get: Some(1), adopt: true, same_host: true };
+    Capabilities { stream: None, get: Some(1), adopt: true, same_host: true, lingers: false };
 
 fn session(geometry: Option<KvSpec>) -> Session {
     let identity = Identity { geometry, ..Identity::new("honest") };

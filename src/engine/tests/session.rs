@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use blockwire::clock;
 use blockwire::pool::{
-    BlockPool, Cursor, Digest, Dtype, GatherList, KvSequence, KvSpec, PeerMemory, PoolOptions,
-    ReservedBlock, ScatterList, SealedRun, TransferStats,
+    BlockPool, Cursor, Digest, Dtype, Extent, GatherList, KvSequence, KvSpec, PeerMemory,
+    PoolOptions, ReservedBlock, ScatterList, SealedRun, TransferStats,
 };
 use blockwire::session::{
     Action, DeclineCode, HandoffKey, Identity, Landed, Notice, OfferPayload, PoolAccess, Session,
-    Timing,
+    SessionEnd, Timing,
 };
 use blockwire::transport::{
     Capabilities, CloseReason, Completion, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
@@ -46,6 +46,8 @@ fn pool() -> BlockPool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Push,
+    /// Pushed, and read from the sender's blocks when it arrives.
+    Lingering,
     Pull,
     /// Pulled where the number is odd, else adopted.
     Adopt,
@@ -65,11 +67,18 @@ struct Known {
     committed: bool,
 }
 
+/// What is on its way to a side.
+enum Wire {
+    Frame(Bytes),
+    /// Payload that still lies in the sender's blocks, whole or broken off.
+    Payload(StreamTag, Vec<Extent>, bool),
+}
+
 struct World {
     way: Way,
     pools: [BlockPool; 2],
     sessions: [Session; 2],
-    wires: [VecDeque<Bytes>; 2],
+    wires: [VecDeque<Wire>; 2],
     ops: [Vec<(OpId, Op, bool)>; 2],
     next_op: u64,
     dead: bool,
@@ -79,17 +88,19 @@ struct World {
 impl World {
     fn new(way: Way) -> Self {
         let pools = [pool(), pool()];
+        let pushes = matches!(way, Way::Push | Way::Lingering);
         let capabilities = Capabilities {
-            stream: (way == Way::Push).then_some(1),
-            get: (way != Way::Push).then_some(1),
+            stream: pushes.then_some(1),
+            get: (!pushes).then_some(1),
             adopt: way == Way::Adopt,
             same_host: true,
+            lingers: way == Way::Lingering,
         };
         let session = |pool: &BlockPool| {
             let identity =
                 Identity { geometry: Some(pool.spec().clone()), ..Identity::new("side") };
             let shape = pool.shape().clone();
-            let access = (way != Way::Push).then_some(PoolAccess { region: RegionKey(0), shape });
+            let access = (!pushes).then_some(PoolAccess { region: RegionKey(0), shape });
             Session::new(identity, capabilities, access, timing(), clock::now())
         };
         let sessions = [session(&pools[0]), session(&pools[1])];
@@ -206,11 +217,20 @@ impl World {
         }
     }
 
-    /// Delivers the next control frame to a side.
+    /// Delivers what is next to a side.
     fn deliver(&mut self, side: usize) {
-        if let Some(frame) = self.wires[side].pop_front() {
-            self.sessions[side].handle_event(LinkEvent::Received(frame), clock::now());
-            assert!(self.sessions[side].end().is_none(), "{:?}", self.sessions[side].end());
+        match self.wires[side].pop_front() {
+            Some(Wire::Frame(frame)) => {
+                self.sessions[side].handle_event(LinkEvent::Received(frame), clock::now());
+                assert!(self.sessions[side].end().is_none(), "{:?}", self.sessions[side].end());
+            }
+            Some(Wire::Payload(tag, extents, whole)) => {
+                let (bytes, digest) = read_extents(&self.pools[SENDER], &extents);
+                if whole {
+                    self.land(tag, &bytes, digest);
+                }
+            }
+            None => {}
         }
     }
 
@@ -227,6 +247,11 @@ impl World {
             _ => {}
         }
         let (id, op, _) = self.ops[side].remove(index);
+        if let (Way::Lingering, Op::Stream { tag, payload }) = (self.way, &op) {
+            let whole = !(cancelled && as_cancelled);
+            let wire = Wire::Payload(*tag, payload.extents().to_vec(), whole);
+            self.wires[RECEIVER].push_back(wire);
+        }
         if cancelled && as_cancelled {
             return self.completed(side, id, memory_of(op), Err(OpError::Cancelled));
         }
@@ -247,13 +272,19 @@ impl World {
         let mut digest = Digest::default();
         digest.update(&bytes);
         self.completed(SENDER, id, OpMemory::Payload(payload), Ok(digest.value()));
+        if self.way == Way::Push {
+            self.land(tag, &bytes, digest.value());
+        }
+    }
+
+    fn land(&mut self, tag: StreamTag, bytes: &[u8], digest: u64) {
         let lands =
             |(_, op, _): &(OpId, Op, bool)| matches!(op, Op::Land { tag: t, .. } if *t == tag);
         if let Some(index) = self.ops[RECEIVER].iter().position(lands) {
             let (id, op, _) = self.ops[RECEIVER].remove(index);
             let Op::Land { room, .. } = op else { unreachable!() };
-            let room = write(room, &bytes);
-            self.completed(RECEIVER, id, OpMemory::Room(room), Ok(digest.value()));
+            let room = write(room, bytes);
+            self.completed(RECEIVER, id, OpMemory::Room(room), Ok(digest));
         }
     }
 
@@ -305,11 +336,17 @@ impl World {
                 assert!(!self.dead || !sequence.is_intact(), "a lease outlived its link");
             }
         }
-        for (_, op, _) in &self.ops[RECEIVER] {
-            if let Op::Get { extents, .. } = op {
-                let (bytes, _) = read_extents(&self.pools[SENDER], extents);
-                assert!(!bytes.contains(&OVERWRITTEN), "a block was freed under its reader");
-            }
+        let pulled = self.ops[RECEIVER].iter().filter_map(|(_, op, _)| match op {
+            Op::Get { extents, .. } => Some(extents),
+            _ => None,
+        });
+        let lingering = self.wires[RECEIVER].iter().filter_map(|wire| match wire {
+            Wire::Payload(_, extents, _) => Some(extents),
+            Wire::Frame(_) => None,
+        });
+        for extents in pulled.chain(lingering) {
+            let (bytes, _) = read_extents(&self.pools[SENDER], extents);
+            assert!(!bytes.contains(&OVERWRITTEN), "a block was freed under its reader");
         }
     }
 
@@ -324,7 +361,7 @@ impl World {
                 let id = OpId(self.next_op);
                 self.sessions[side].accepted(id, purpose);
                 match op {
-                    Op::Control(frame) => self.wires[1 - side].push_back(frame),
+                    Op::Control(frame) => self.wires[1 - side].push_back(Wire::Frame(frame)),
                     op => self.ops[side].push((id, op, false)),
                 }
             }
@@ -445,7 +482,7 @@ fn write(mut room: ScatterList, mut bytes: &[u8]) -> ScatterList {
     room
 }
 
-fn read_extents(pool: &BlockPool, extents: &[blockwire::pool::Extent]) -> (Vec<u8>, u64) {
+fn read_extents(pool: &BlockPool, extents: &[Extent]) -> (Vec<u8>, u64) {
     let mut bytes = Vec::new();
     for extent in extents {
         assert!(extent.offset + extent.len <= pool.region().len());
@@ -537,7 +574,12 @@ proptest! {
 
     #[test]
     fn every_offer_ends_once_and_every_block_comes_back(
-        way in prop_oneof![Just(Way::Push), Just(Way::Pull), Just(Way::Adopt)],
+        way in prop_oneof![
+            Just(Way::Push),
+            Just(Way::Lingering),
+            Just(Way::Pull),
+            Just(Way::Adopt),
+        ],
         steps in proptest::collection::vec((0u8..15, any::<u32>(), any::<usize>()), 0..120),
     ) {
         let mut world = World::new(way);
@@ -546,6 +588,44 @@ proptest! {
         }
         world.finish();
         world.check_end();
+    }
+}
+
+/// Blocks that linger are kept for a peer that answers, not for one that talks of other things.
+#[test]
+fn blocks_linger_until_the_ping_is_answered_or_the_peer_is_cut_off() {
+    for answers in [true, false] {
+        let mut world = World::new(Way::Lingering);
+        world.offer(0);
+        world.settle();
+        world.deliver(RECEIVER);
+        world.settle();
+        world.accept(0);
+        world.settle();
+        world.deliver(SENDER);
+        world.settle();
+        world.complete(SENDER, 0, false);
+        world.settle();
+        world.withdraw(0);
+        world.settle();
+        assert_eq!(world.pools[SENDER].accounting().free, 10);
+        assert_eq!(world.sessions[SENDER].counters().offers_in_quarantine, 1);
+        if answers {
+            world.finish();
+            world.check_end();
+            continue;
+        }
+        let header = Header::control(Kind::Pong, Uuid::nil(), 0);
+        let other = encode_frame(header, &body::Ping { nonce: 7 }).unwrap();
+        let (mut now, sender) = (clock::now(), &mut world.sessions[SENDER]);
+        for _ in 0..3 {
+            assert!(sender.end().is_none());
+            sender.handle_event(LinkEvent::Received(other.clone()), now);
+            now += timing().silence_max * 3 / 4;
+            assert!(sender.next_deadline().is_some());
+            sender.handle_time(now);
+        }
+        assert!(matches!(sender.end(), Some(SessionEnd::Silent)), "{:?}", sender.end());
     }
 }
 

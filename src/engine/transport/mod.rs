@@ -18,7 +18,9 @@
 //! - A `Stream` has the length of its `Land`'s room. A longer one is a violation; a shorter one may be, or
 //!   leaves the `Land` waiting until it is cancelled.
 //! - A region's key works at the peer once a control frame that was submitted after `register` arrived.
-//! - A completed `Stream` means that the link needs its memory no more, not that the peer has it.
+//! - A completed `Stream` means that the link needs its memory no more, not that the peer has it. Where
+//!   the link *lingers*, the system still reads that memory until the peer has it: its bytes must not
+//!   change before the peer has answered something that was submitted after the completion.
 //! - `Closed` comes last, after the completion of every operation.
 //!
 //! There is no remote write here yet: no transport of this project could carry it out.
@@ -95,6 +97,8 @@ pub struct Capabilities {
     pub adopt: bool,
     /// Both ends run on one host.
     pub same_host: bool,
+    /// The memory of a `Stream` may be read after its completion, until the peer has the bytes.
+    pub lingers: bool,
 }
 
 /// An operation. It owns its memory until it completes.

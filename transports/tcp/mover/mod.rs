@@ -3,6 +3,11 @@
 //! A [`Mover`] knows a socket, and no framing: what goes next is the [`Sender`]'s to say, what belongs
 //! where is the [`Receiver`]'s.
 
+mod pace;
+#[cfg_attr(target_os = "linux", path = "linux/pages.rs")]
+#[cfg_attr(not(target_os = "linux"), path = "macos/pages.rs")]
+#[cfg_attr(target_os = "linux", expect(unsafe_code, reason = "vmsplice takes raw slices"))]
+mod pages;
 mod readiness;
 
 use std::fmt;
@@ -12,6 +17,7 @@ use std::task::{Context, Poll};
 use blockwire::transport::{LinkEvent, Violation};
 use tokio::net::TcpStream;
 
+use crate::options::TcpOptions;
 use crate::receive::Receiver;
 use crate::send::Sender;
 
@@ -70,9 +76,12 @@ pub(crate) trait Mover: fmt::Debug {
     /// # Errors
     /// What the system says: the connection is gone.
     fn finish(&mut self) -> io::Result<()>;
+
+    /// Whether payload may be read from its blocks after it was sent, until the peer has it.
+    fn lingers(&self) -> bool;
 }
 
 /// The mover for a connected socket.
-pub(crate) fn choose(stream: TcpStream) -> Box<dyn Mover> {
-    Box::new(Readiness::new(stream))
+pub(crate) fn choose(stream: TcpStream, options: &TcpOptions) -> Box<dyn Mover> {
+    Box::new(Readiness::new(stream, options.send_way))
 }

@@ -2,27 +2,89 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::Shutdown;
+use std::os::fd::AsFd;
 use std::task::{Context, Poll, ready};
 
+use blockwire::clock;
 use blockwire::transport::LinkEvent;
 use socket2::SockRef;
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
+use super::pace::{By, Pace};
+use super::pages::{Pages, send_head};
 use super::{Mover, POLL_CALLS_MAX, POLL_LEN_MAX, SLICES_MAX, Stop};
+use crate::options::SendWay;
 use crate::receive::Receiver;
 use crate::send::Sender;
+
+/// Payload bytes of a frame from which on pages are sent: below, the copy that is saved takes less time
+/// than the two further calls.
+const PAGES_LEN_MIN: u64 = 64 << 10;
 
 /// A socket that never blocks.
 #[derive(Debug)]
 pub(super) struct Readiness {
     stream: TcpStream,
+    /// Some while pages may be sent.
+    pages: Option<Pages>,
+    /// Some while there is a choice.
+    pace: Option<Pace>,
+    lingers: bool,
 }
 
 impl Readiness {
     /// Takes a connected socket.
-    pub(super) fn new(stream: TcpStream) -> Self {
-        Self { stream }
+    pub(super) fn new(stream: TcpStream, way: SendWay) -> Self {
+        let pages = (way != SendWay::Copies).then(Pages::open).and_then(Result::ok);
+        let (lingers, chooses) = (pages.is_some(), way == SendWay::Measured);
+        let pace = (lingers && chooses).then(|| Pace::new(By::Pages));
+        Self { stream, pages, pace, lingers }
     }
+
+    /// Sends once; says how many bytes of the sender's.
+    fn send(&mut self, payload: u64, sender: &mut Sender) -> io::Result<usize> {
+        let by = self.pace.as_ref().map_or(By::Pages, Pace::by);
+        if let Some(pages) = &mut self.pages
+            && (pages.held() > 0 || (by == By::Pages && payload >= PAGES_LEN_MIN))
+        {
+            let sent = send_pages(&self.stream, pages, payload, sender);
+            if let Err(error) = &sent
+                && !may_retry(error)
+            {
+                // Nothing that the pipe holds counts as sent. Should the connection be the reason, the
+                // next call says so.
+                tracing::debug!(%error, "pages can be sent no more, the system copies them");
+                (self.pages, self.pace) = (None, None);
+                return Ok(0);
+            }
+            return sent;
+        }
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let count = sender.plan(&mut slices);
+        self.stream.try_write_vectored(&slices[..count])
+    }
+}
+
+/// Sends what comes before a payload, or else the payload's pages.
+fn send_pages(
+    stream: &TcpStream,
+    pages: &mut Pages,
+    payload: u64,
+    sender: &mut Sender,
+) -> io::Result<usize> {
+    if pages.held() == 0 {
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let count = sender.plan_head(&mut slices);
+        if count > 0 {
+            return stream.try_io(Interest::WRITABLE, || send_head(stream, &slices[..count]));
+        }
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let count = sender.plan_payload(&mut slices);
+        pages.fill(&slices[..count])?;
+    }
+    let more = (pages.held() as u64) < payload;
+    stream.try_io(Interest::WRITABLE, || pages.drain(stream.as_fd(), more))
 }
 
 impl Mover for Readiness {
@@ -35,15 +97,24 @@ impl Mover for Readiness {
         let mut bytes = 0;
         for _ in 0..POLL_CALLS_MAX {
             if sender.is_idle() {
+                if let Some(pace) = &mut self.pace {
+                    pace.pause(clock::now);
+                }
                 return Poll::Pending;
             }
+            let payload = sender.payload_next();
+            let paced = self.pace.as_mut().filter(|_| payload >= PAGES_LEN_MIN);
+            if let Some(pace) = paced {
+                pace.start(clock::now);
+            }
             ready!(self.stream.poll_write_ready(cx))?;
-            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-            let count = sender.plan(&mut slices);
-            match self.stream.try_write_vectored(&slices[..count]) {
+            match self.send(payload, sender) {
                 Ok(len) => {
                     sender.wrote(len, events);
                     bytes += len;
+                    if let Some(pace) = &mut self.pace {
+                        pace.moved(len, clock::now);
+                    }
                 }
                 Err(error) if may_retry(&error) => {}
                 Err(error) => return Poll::Ready(Err(error)),
@@ -85,6 +156,10 @@ impl Mover for Readiness {
 
     fn finish(&mut self) -> io::Result<()> {
         SockRef::from(&self.stream).shutdown(Shutdown::Write)
+    }
+
+    fn lingers(&self) -> bool {
+        self.lingers
     }
 }
 
