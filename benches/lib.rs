@@ -1,6 +1,7 @@
 //! What the benchmarks share: one file a question, every figure beside a floor of the same run.
 
 pub mod host;
+pub mod tcp;
 
 use std::future::{Future, poll_fn};
 use std::path::PathBuf;
