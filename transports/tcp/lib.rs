@@ -1,13 +1,13 @@
 //! Links over TCP: from pool block to socket and from socket to pool block, with no copy in user space.
 //!
-//! Read in this order: [`TcpTransport`], `address` and `connect` (how links are made), `link` (one
-//! connection's life), `send` and `receive` (its two halves, which know no socket), `mover` (how bytes go
-//! between a socket and the halves), `ahead` (the only bytes that are read before it is known what they
-//! are).
+//! Read in this order: [`TcpTransport`], `address` and `connect` (how links are made), `greeting` (who is at
+//! the other end, and whether it has the same [`ClusterKey`]), `link` (one connection's life), `send` and
+//! `receive` (its two halves, which know no socket), `mover` (how bytes go between a socket and the
+//! halves), `ahead` (the only bytes that are read before it is known what they are).
 //!
 //! ```text
-//! stream:  [header|body] [header|payload <= 1 MiB] [header|body] [header|payload] ...
-//!           control       of stream 7               control       of stream 9
+//! stream:  greeting  [header|body] [header|payload <= 1 MiB] [header|body] [header|payload] ...
+//!                     control       of stream 7               control       of stream 9
 //! ```
 //! Control frames go before payload, streams take turns frame by frame, and a frame that was begun is
 //! finished, so that the stream stays readable whatever is cancelled.
@@ -18,6 +18,8 @@
 mod address;
 mod ahead;
 mod connect;
+mod greeting;
+mod key;
 mod link;
 mod listener;
 mod mover;
@@ -42,9 +44,11 @@ use blockwire::transport::{
 };
 use tokio::net::lookup_host;
 
+pub use crate::key::{ClusterKey, ClusterKeyError};
 pub use crate::options::{SendWay, TcpOptions};
 
 use crate::address::Target;
+use crate::greeting::{Role, greet};
 use crate::link::TcpLink;
 use crate::listener::TcpLinkListener;
 
@@ -63,9 +67,12 @@ const PLACEHOLDER: &str = "the hosts file of this system gives its name a loopba
 /// let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
 /// runtime.block_on(async {
 ///     let transport = TcpTransport::default();
-///     let listener = transport.listen(&"tcp://127.0.0.1:0".parse().unwrap()).await.unwrap();
-///     let link = transport.connect(&listener.local_address()).await.unwrap();
-///     assert_eq!(link.capabilities().stream, Some(0));
+///     let mut listener = transport.listen(&"tcp://127.0.0.1:0".parse().unwrap()).await.unwrap();
+///     let accepting = std::future::poll_fn(|cx| listener.poll_accept(cx));
+///     // Both ends greet.
+///     let dialled = transport.connect(&listener.local_address());
+///     let (dialled, accepted) = tokio::join!(dialled, accepting);
+///     assert_eq!(dialled.unwrap().capabilities(), accepted.unwrap().capabilities());
 /// });
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -88,8 +95,12 @@ impl Transport for TcpTransport {
     fn connect(&self, address: &Address) -> LocalFuture<Result<Box<dyn Link>, ConnectError>> {
         let (options, address) = (self.options.clone(), address.clone());
         Box::pin(async move {
-            let stream = connect::connect(&options, &address).await?;
-            match TcpLink::new(stream, &options) {
+            let mut stream = connect::connect(&options, &address).await?;
+            let greeted = match greet(&mut stream, Role::Dialler, &options).await {
+                Ok(greeted) => greeted,
+                Err(error) => return Err(error.with(address)),
+            };
+            match TcpLink::new(stream, &greeted, &options) {
                 Ok(link) => Ok(Box::new(link) as Box<dyn Link>),
                 Err(source) => Err(ConnectError::System { address, source }),
             }

@@ -16,8 +16,10 @@ use blockwire::transport::{
 use blockwire::wire::{BODY_LEN_MAX, HEADER_LEN, Header, Kind, PAYLOAD_LEN_MAX};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
+use uuid::Uuid;
 
 use crate::SCHEME;
+use crate::greeting::Greeted;
 use crate::mover::{self, Mover, Stop};
 use crate::options::TcpOptions;
 use crate::receive::Receiver;
@@ -40,6 +42,7 @@ pub(crate) struct TcpLink {
     same_host: bool,
     lingers: bool,
     peer: String,
+    authenticated: Option<Uuid>,
     stats: Arc<TransferStats>,
     flush_timeout: Duration,
     linger_timeout: Duration,
@@ -58,8 +61,12 @@ enum Stage {
 }
 
 impl TcpLink {
-    /// Takes a connected socket.
-    pub(crate) fn new(stream: TcpStream, options: &TcpOptions) -> io::Result<Self> {
+    /// Takes a connected socket, after the greeting.
+    pub(crate) fn new(
+        stream: TcpStream,
+        greeted: &Greeted,
+        options: &TcpOptions,
+    ) -> io::Result<Self> {
         let (local, peer) = (stream.local_addr()?, stream.peer_addr()?);
         let same_host = local.ip() == peer.ip() || peer.ip().to_canonical().is_loopback();
         socket::tune(&stream, same_host, options);
@@ -77,6 +84,7 @@ impl TcpLink {
             lingers: mover.lingers(),
             mover: Some(mover),
             peer: format!("{SCHEME}://{peer}"),
+            authenticated: greeted.authenticated,
             stats,
             flush_timeout: options.flush_timeout,
             linger_timeout: options.linger_timeout,
@@ -186,6 +194,10 @@ impl Link for TcpLink {
 
     fn peer(&self) -> String {
         self.peer.clone()
+    }
+
+    fn authenticated_instance(&self) -> Option<Uuid> {
+        self.authenticated
     }
 
     fn register(&mut self, _region: &Arc<Region>) -> Result<RegionKey, RegisterError> {

@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Sleep, sleep};
 
 use crate::SCHEME;
+use crate::greeting::{HalfOpen, Role, greet};
 use crate::link::TcpLink;
 use crate::options::TcpOptions;
 use crate::source::reachable;
@@ -20,12 +21,16 @@ use crate::source::reachable;
 /// waits, so trying at once again would only spin.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// Connections taken in one poll, so that a crowd at the door does not keep the driver from its links.
+const ACCEPTS_MAX: usize = 64;
+
 /// Makes links of those who dial.
 #[derive(Debug)]
 pub(crate) struct TcpLinkListener {
     listener: TcpListener,
     local: Address,
     options: TcpOptions,
+    half_open: HalfOpen<Result<TcpLink, ConnectError>>,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -34,17 +39,35 @@ impl TcpLinkListener {
     pub(crate) fn new(listener: TcpListener, options: TcpOptions) -> io::Result<Self> {
         let at = reachable(listener.local_addr()?);
         let local = Address::new(SCHEME, &at.to_string());
-        Ok(Self { listener, local, options, pause: None })
+        Ok(Self { listener, local, options, half_open: HalfOpen::new(), pause: None })
     }
 
-    fn link(&self, accepted: io::Result<(TcpStream, SocketAddr)>) -> Result<TcpLink, ConnectError> {
-        let mut address = self.local.clone();
-        accepted
-            .and_then(|(stream, from)| {
-                address = Address::new(SCHEME, &from.to_string());
-                TcpLink::new(stream, &self.options)
-            })
-            .map_err(|source| ConnectError::System { address, source })
+    /// Takes whoever waits, a share of them; they greet side by side.
+    fn poll_strangers(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if let Some(pause) = &mut self.pause {
+            if pause.as_mut().poll(cx).is_pending() {
+                return Ok(());
+            }
+            self.pause = None;
+        }
+        for _ in 0..ACCEPTS_MAX {
+            let Poll::Ready(accepted) = self.listener.poll_accept(cx) else { return Ok(()) };
+            match accepted {
+                Ok((stream, from)) => {
+                    let greeting = accept(stream, from, self.options.clone());
+                    self.half_open.admit(from.ip().into(), greeting);
+                }
+                Err(error) => {
+                    if !concerns_one_peer(&error) {
+                        self.pause = Some(Box::pin(sleep(PAUSE)));
+                    }
+                    cx.waker().wake_by_ref();
+                    return Err(error);
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+        Ok(())
     }
 }
 
@@ -54,16 +77,27 @@ impl Listener for TcpLinkListener {
     }
 
     fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<Box<dyn Link>, ConnectError>> {
-        if let Some(pause) = &mut self.pause {
-            ready!(pause.as_mut().poll(cx));
-            self.pause = None;
+        if let Err(source) = self.poll_strangers(cx) {
+            let address = self.local.clone();
+            return Poll::Ready(Err(ConnectError::System { address, source }));
         }
-        let accepted = ready!(self.listener.poll_accept(cx));
-        if accepted.as_ref().is_err_and(|error| !concerns_one_peer(error)) {
-            self.pause = Some(Box::pin(sleep(PAUSE)));
-        }
-        Poll::Ready(self.link(accepted).map(|link| Box::new(link) as Box<dyn Link>))
+        let ended = ready!(self.half_open.poll_ended(cx));
+        Poll::Ready(ended.map(|link| Box::new(link) as Box<dyn Link>))
     }
+}
+
+async fn accept(
+    mut stream: TcpStream,
+    from: SocketAddr,
+    options: TcpOptions,
+) -> Result<TcpLink, ConnectError> {
+    let address = Address::new(SCHEME, &from.to_string());
+    let greeted = match greet(&mut stream, Role::Acceptor, &options).await {
+        Ok(greeted) => greeted,
+        Err(error) => return Err(error.with(address)),
+    };
+    TcpLink::new(stream, &greeted, &options)
+        .map_err(|source| ConnectError::System { address, source })
 }
 
 fn concerns_one_peer(error: &io::Error) -> bool {

@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use blockwire::wire::PAYLOAD_LEN_MAX;
+use uuid::Uuid;
+
+use crate::key::ClusterKey;
 
 /// How payload leaves its blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,9 +22,16 @@ pub enum SendWay {
 }
 
 /// Settings of all links of a [`TcpTransport`](crate::TcpTransport).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TcpOptions {
+    /// This process, as its session's `Identity::instance` names it: with a cluster key, a peer takes no
+    /// hello of another instance than the one that its greeting proved.
+    pub instance: Uuid,
+    /// What every peer has to have. Without a key anybody who reaches the port is a peer.
+    pub cluster_key: Option<ClusterKey>,
+    /// Dial and bind addresses of the loopback only, whatever a name resolves to.
+    pub loopback_only: bool,
     /// Most payload bytes of one frame: what a control frame may have to wait for. At least 1, at most
     /// [`PAYLOAD_LEN_MAX`].
     pub payload_len_max: u64,
@@ -38,6 +48,8 @@ pub struct TcpOptions {
     pub connect_timeout: Duration,
     /// How long a connect takes at most, with the look-up of the name and all its addresses.
     pub connect_deadline: Duration,
+    /// How long a connection may take to greet.
+    pub greeting_timeout: Duration,
     /// How long a link may be silent before the kernel asks whether the peer still lives.
     pub keepalive_idle: Duration,
     /// How long it waits between two such questions; three without an answer end the link.
@@ -51,6 +63,9 @@ pub struct TcpOptions {
 impl Default for TcpOptions {
     fn default() -> Self {
         Self {
+            instance: Uuid::new_v4(),
+            cluster_key: None,
+            loopback_only: false,
             payload_len_max: PAYLOAD_LEN_MAX,
             send_way: SendWay::default(),
             digest: true,
@@ -58,6 +73,7 @@ impl Default for TcpOptions {
             receive_buffer_len: None,
             connect_timeout: Duration::from_secs(4),
             connect_deadline: Duration::from_secs(10),
+            greeting_timeout: Duration::from_secs(4),
             keepalive_idle: Duration::from_secs(15),
             keepalive_interval: Duration::from_secs(5),
             flush_timeout: Duration::from_secs(5),

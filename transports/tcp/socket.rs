@@ -70,6 +70,10 @@ pub(crate) fn tune(stream: &TcpStream, same_host: bool, options: &TcpOptions) {
 
 /// Buffer lengths must be set before the handshake: it negotiates the window's scale.
 fn open(address: SocketAddr, options: &TcpOptions) -> io::Result<TcpSocket> {
+    if options.loopback_only && !address.ip().to_canonical().is_loopback() {
+        let why = format!("{address} is no loopback address, and others are not allowed");
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     if let Some(len) = options.send_buffer_len {
         socket.set_send_buffer_size(len)?;

@@ -196,7 +196,8 @@ impl Task {
         });
         let now = clock::now();
         let (identity, timing) = (options.identity.clone(), options.timing);
-        let session = Session::new(identity, capabilities, access, timing, now);
+        let session = Session::new(identity, capabilities, access, timing, now)
+            .with_authenticated(link.authenticated_instance());
         let (requests_in, requests) = mpsc::unbounded_channel();
         let stopped = async move {
             let _ = stopped.wait_for(|stop| *stop).await;

@@ -110,6 +110,14 @@ pub enum Mismatch {
         /// The peer's.
         theirs: String,
     },
+    /// The peer proved to be one process, and says that it is another.
+    #[error("instance {authenticated} was authenticated, the hello is of {said}")]
+    Instance {
+        /// What the link proved.
+        authenticated: Uuid,
+        /// What the hello says.
+        said: Uuid,
+    },
     /// A hello that cannot be read.
     #[error("the peer's hello is malformed: {0}")]
     Hello(&'static str),
@@ -122,7 +130,7 @@ impl Mismatch {
             Self::Geometry { .. } => body::RefuseCode::RefuseGeometry,
             Self::Model { .. } => body::RefuseCode::RefuseModel,
             Self::Backend { .. } => body::RefuseCode::RefuseBackend,
-            Self::Hello(_) => body::RefuseCode::RefuseHello,
+            Self::Instance { .. } | Self::Hello(_) => body::RefuseCode::RefuseHello,
         }
     }
 }
@@ -130,6 +138,7 @@ impl Mismatch {
 /// Reads a hello and checks it against this side.
 pub(super) fn check_hello(
     ours: &Identity,
+    authenticated: Option<Uuid>,
     hello: body::Hello,
 ) -> Result<(Identity, Option<PoolAccess>), Mismatch> {
     let (low, high) = SESSION_VERSIONS;
@@ -142,6 +151,9 @@ pub(super) fn check_hello(
     }
     let instance = Uuid::from_slice(&hello.instance)
         .map_err(|_| Mismatch::Hello("instance is not 16 bytes"))?;
+    if let Some(authenticated) = authenticated.filter(|known| *known != instance) {
+        return Err(Mismatch::Instance { authenticated, said: instance });
+    }
     let geometry = hello.geometry.map(geometry_from_wire).transpose()?;
     if let (Some(here), Some(there)) = (&ours.geometry, &geometry)
         && !here.same_geometry(there)
@@ -263,19 +275,19 @@ mod tests {
     #[test]
     fn a_hello_reads_back_as_it_was_written() {
         let (ours, theirs) = (node(Dtype::F16, b"x"), node(Dtype::F16, b"x"));
-        assert_eq!(check_hello(&ours, theirs.to_hello(None)), Ok((theirs.clone(), None)));
+        assert_eq!(check_hello(&ours, None, theirs.to_hello(None)), Ok((theirs.clone(), None)));
         let spec = theirs.geometry.clone().unwrap();
         let shape = PoolShape::new(spec, Layout::LayerMajor, 9).unwrap();
         let access = PoolAccess { region: RegionKey(3), shape };
         let hello = theirs.to_hello(Some(&access));
-        assert_eq!(check_hello(&ours, hello), Ok((theirs, Some(access))));
+        assert_eq!(check_hello(&ours, None, hello), Ok((theirs, Some(access))));
     }
 
     #[test]
     fn what_does_not_fit_is_named_on_both_sides() {
         let ours = node(Dtype::F16, b"x");
         let text =
-            |peer: Identity| check_hello(&ours, peer.to_hello(None)).unwrap_err().to_string();
+            |peer: Identity| check_hello(&ours, None, peer.to_hello(None)).unwrap_err().to_string();
         let geometry = text(node(Dtype::Bf16, b"x"));
         assert!(geometry.contains("K 2x8 f16") && geometry.contains("K 2x8 bf16"), "{geometry}");
         assert_eq!(
@@ -283,14 +295,24 @@ mod tests {
             "model tiny (78) here, tiny (79) there: fingerprints differ"
         );
         let newer = body::Hello { version_min: 2, version_max: 9, ..ours.to_hello(None) };
-        assert!(matches!(check_hello(&ours, newer), Err(Mismatch::Version { .. })));
+        assert!(matches!(check_hello(&ours, None, newer), Err(Mismatch::Version { .. })));
     }
 
     #[test]
     fn a_router_without_model_fits_every_node() {
         assert!(
-            check_hello(&Identity::new("router"), node(Dtype::F16, b"x").to_hello(None)).is_ok()
+            check_hello(&Identity::new("router"), None, node(Dtype::F16, b"x").to_hello(None))
+                .is_ok()
         );
+    }
+
+    #[test]
+    fn a_hello_of_another_instance_than_the_authenticated_one_is_refused() {
+        let (router, peer) = (Identity::new("router"), node(Dtype::F16, b"x"));
+        let known = |instance| check_hello(&router, Some(instance), peer.to_hello(None));
+        assert_eq!(known(peer.instance), Ok((peer.clone(), None)));
+        let (authenticated, said) = (Uuid::new_v4(), peer.instance);
+        assert_eq!(known(authenticated), Err(Mismatch::Instance { authenticated, said }));
     }
 
     #[test]
@@ -299,8 +321,8 @@ mod tests {
         let mut hello = node(Dtype::F16, b"x").to_hello(None);
         let layout = body::PoolLayout::BlockMajor.into();
         hello.pool = Some(body::PoolAccess { region_key: 0, layout, blocks: 0 });
-        assert!(matches!(check_hello(&router, hello.clone()), Err(Mismatch::Hello(_))));
+        assert!(matches!(check_hello(&router, None, hello.clone()), Err(Mismatch::Hello(_))));
         hello.geometry.as_mut().unwrap().layers[0].count = u32::MAX;
-        assert!(matches!(check_hello(&router, hello), Err(Mismatch::Hello(_))));
+        assert!(matches!(check_hello(&router, None, hello), Err(Mismatch::Hello(_))));
     }
 }

@@ -160,6 +160,8 @@ pub struct SessionCounters {
 #[derive(Debug)]
 pub struct Session {
     identity: Identity,
+    /// Who the link proved the peer to be.
+    authenticated: Option<Uuid>,
     capabilities: Capabilities,
     access: Option<PoolAccess>,
     peer_access: Option<PoolAccess>,
@@ -203,6 +205,7 @@ impl Session {
         let hello = identity.to_hello(access.as_ref());
         let mut session = Self {
             identity,
+            authenticated: None,
             capabilities,
             access,
             peer_access: None,
@@ -224,6 +227,12 @@ impl Session {
         };
         session.send_own(Kind::Hello, &hello);
         session
+    }
+
+    /// Takes only a hello of this instance, where the link proved one.
+    #[must_use]
+    pub fn with_authenticated(self, instance: Option<Uuid>) -> Self {
+        Self { authenticated: instance, ..self }
     }
 
     /// The next thing to do to the link.
@@ -406,7 +415,7 @@ impl Session {
     }
 
     fn handle_hello(&mut self, hello: body::Hello) -> Result<(), SessionViolation> {
-        match identity::check_hello(&self.identity, hello) {
+        match identity::check_hello(&self.identity, self.authenticated, hello) {
             Ok((peer, access)) => {
                 self.phase = Phase::Open;
                 if let Some(access) = &access

@@ -131,6 +131,32 @@ pub enum ConnectError {
         /// What it did.
         violation: Violation,
     },
+    /// The peer could not be authenticated, or this side not at the peer.
+    #[error("{address}: {mismatch}")]
+    Unauthenticated {
+        /// What was dialled, or who came.
+        address: Address,
+        /// What differs.
+        mismatch: KeyMismatch,
+    },
+}
+
+/// Why two sides do not trust each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyMismatch {
+    /// The peer asks for a proof, and this side has nothing to prove.
+    #[error("the peer has a cluster key, this side has none: start both with the same key")]
+    NoneHere,
+    /// This side asks for a proof, and the peer has nothing to prove.
+    #[error("the peer has no cluster key, this side has one: start both with the same key")]
+    NoneThere,
+    /// The peer's proof is not one of this side's key.
+    #[error("the peer has another cluster key: start both with the same key")]
+    Different,
+    /// The peer left when it read this side's proof.
+    #[error("the peer did not accept this side's cluster key: start both with the same key")]
+    NotAccepted,
 }
 
 /// Why an address could not be bound.

@@ -38,8 +38,12 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 
 pub use address::{Address, AddressError};
-pub use error::{CloseReason, ConnectError, ListenError, OpError, RegisterError, Violation};
+pub use error::{
+    CloseReason, ConnectError, KeyMismatch, ListenError, OpError, RegisterError, Violation,
+};
 pub use tags::TagSet;
+
+use uuid::Uuid;
 
 use crate::pool::{Extent, GatherList, PeerMemory, Region, ScatterList, TransferStats};
 
@@ -184,6 +188,12 @@ pub trait Link {
 
     /// The peer's address, for people.
     fn peer(&self) -> String;
+
+    /// The instance that the link proved the peer to be, where it proves any: a peer that says another
+    /// one in its hello is refused.
+    fn authenticated_instance(&self) -> Option<Uuid> {
+        None
+    }
 
     /// Makes a region reachable for the peer's `Get`.
     ///

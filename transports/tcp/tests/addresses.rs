@@ -11,11 +11,13 @@ fn port_zero_becomes_the_real_port() {
     run(async {
         let transport = TcpTransport::default();
         for at in ["tcp://127.0.0.1:0", "tcp://[::1]:0", "tcp://localhost:0"] {
-            let listener = listen(&transport, at).await;
+            let mut listener = listen(&transport, at).await;
             let port = listener.local_address().target().rsplit_once(':').unwrap().1.to_owned();
             assert_ne!(port, "0");
             let host = at.strip_suffix(":0").unwrap();
-            transport.connect(&format!("{host}:{port}").parse().unwrap()).await.unwrap();
+            let address = format!("{host}:{port}").parse().unwrap();
+            let (dialled, _) = tokio::join!(transport.connect(&address), accept(&mut listener));
+            dialled.unwrap();
         }
     });
 }
@@ -28,8 +30,7 @@ fn every_interface_is_told_as_an_address_that_can_be_dialled() {
             let mut listener = listen(&transport, at).await;
             let told = listener.local_address();
             assert!(!told.target().starts_with("0.0.0.0") && !told.target().starts_with("[::]"));
-            let mut dialled = Side::new(transport.connect(&told).await.unwrap());
-            let mut accepted = accept(&mut listener).await;
+            let (mut dialled, mut accepted) = meet(&transport, &mut listener).await;
             dialled.control(&message(b"hello"));
             until(&mut [&mut dialled, &mut accepted], |sides| !sides[1].received().is_empty())
                 .await;
@@ -45,9 +46,11 @@ fn a_link_starts_where_it_is_told_to() {
         let told = listener.local_address();
         let mut from = async |bind: &str| {
             let address = format!("{told}?bind={bind}").parse().unwrap();
-            let dialled = transport.connect(&address).await.map_err(|error| error.to_string())?;
-            let peer = accept(&mut listener).await.link.peer();
-            drop(dialled);
+            let dialling = async {
+                transport.connect(&address).await.map_err(|error| error.to_string())
+            };
+            let accepting = async { Ok(accept(&mut listener).await.link.peer()) };
+            let (_dialled, peer) = tokio::try_join!(dialling, accepting)?;
             Ok(peer.rsplit_once(':').unwrap().0.to_owned())
         };
         assert_eq!(from("127.0.0.1").await, Ok("tcp://127.0.0.1".into()));
@@ -66,10 +69,10 @@ fn a_link_starts_where_it_is_told_to() {
 fn a_second_listener_is_told_that_the_port_is_taken() {
     run(async {
         let transport = TcpTransport::default();
-        let first = listen(&transport, "tcp://127.0.0.1:0").await;
+        let mut first = listen(&transport, "tcp://127.0.0.1:0").await;
         let address = first.local_address();
         assert!(matches!(transport.listen(&address).await, Err(ListenError::InUse { .. })));
-        let _link = transport.connect(&address).await.unwrap();
+        let _links = meet(&transport, &mut first).await;
         drop(first);
         transport.listen(&address).await.unwrap();
     });

@@ -6,7 +6,7 @@ mod common;
 use std::io::Write;
 use std::net::TcpStream;
 
-use blockwire::transport::{CloseReason, Op, OpError, Transport, Violation};
+use blockwire::transport::{CloseReason, Op, OpError, Violation};
 use blockwire::wire::{FrameError, HeaderError};
 use blockwire_tcp::TcpTransport;
 use bytes::Bytes;
@@ -115,9 +115,9 @@ fn one_bad_peer_does_not_disturb_the_others() {
         let transport = TcpTransport::default();
         let mut listener = listen(&transport, "tcp://127.0.0.1:0").await;
         let mut bad = TcpStream::connect(listener.local_address().target()).unwrap();
+        bad.write_all(&greeting(false)).unwrap();
         let mut bad_side = accept(&mut listener).await;
-        let mut good = Side::new(transport.connect(&listener.local_address()).await.unwrap());
-        let mut good_side = accept(&mut listener).await;
+        let (mut good, mut good_side) = meet(&transport, &mut listener).await;
         bad.write_all(&[0; 1000]).unwrap();
         until(&mut [&mut bad_side], |sides| sides[0].closed().is_some()).await;
         good.control(&message(b"hello"));

@@ -4,7 +4,8 @@
 
 use std::future::{Future, poll_fn};
 use std::io::Cursor as IoCursor;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -120,24 +121,51 @@ pub(crate) async fn listen(transport: &TcpTransport, at: &str) -> Box<dyn Listen
     transport.listen(&at.parse().unwrap()).await.unwrap()
 }
 
+/// Dials, while the listener accepts.
+pub(crate) async fn meet(
+    transport: &TcpTransport,
+    listener: &mut Box<dyn Listener>,
+) -> (Side, Side) {
+    let dialling = transport.connect(&listener.local_address());
+    let (dialled, accepted) = tokio::join!(dialling, accept(listener));
+    (Side::new(dialled.unwrap()), accepted)
+}
+
 pub(crate) async fn pair_at(options: TcpOptions, at: &str) -> (Side, Side) {
     let transport = TcpTransport::new(options);
     let mut listener = listen(&transport, at).await;
-    let dialled = transport.connect(&listener.local_address()).await.unwrap();
-    (Side::new(dialled), accept(&mut listener).await)
+    meet(&transport, &mut listener).await
 }
 
 pub(crate) async fn pair() -> (Side, Side) {
     pair_at(TcpOptions::default(), "tcp://127.0.0.1:0").await
 }
 
-/// A link whose peer is a plain socket.
-pub(crate) async fn raw() -> (std::net::TcpStream, Side) {
+/// A link whose peer is a plain socket, greeted and no more.
+pub(crate) async fn raw() -> (TcpStream, Side) {
     let mut listener = listen(&TcpTransport::default(), "tcp://127.0.0.1:0").await;
-    let target = listener.local_address().target().to_owned();
-    let stream = std::net::TcpStream::connect(target).unwrap();
+    let mut stream = TcpStream::connect(listener.local_address().target()).unwrap();
     stream.set_nodelay(true).unwrap();
-    (stream, accept(&mut listener).await)
+    stream.write_all(&greeting(false)).unwrap();
+    let accepted = accept(&mut listener).await;
+    stream.read_exact(&mut [0; GREETING_LEN]).unwrap();
+    (stream, accepted)
+}
+
+/// Bytes of a greeting.
+pub(crate) const GREETING_LEN: usize = 80;
+
+/// A greeting as the manual describes it.
+pub(crate) fn greeting(keyed: bool) -> [u8; GREETING_LEN] {
+    let mut bytes = [0; GREETING_LEN];
+    bytes[..8].copy_from_slice(b"BWIR-TCP");
+    bytes[8] = 1;
+    bytes[10] = keyed.into();
+    bytes[14] = 1;
+    bytes[16..32].copy_from_slice(Uuid::new_v4().as_bytes());
+    bytes[32..48].copy_from_slice(Uuid::new_v4().as_bytes());
+    bytes[48..64].copy_from_slice(Uuid::new_v4().as_bytes());
+    bytes
 }
 
 pub(crate) fn message(body: &[u8]) -> Bytes {

@@ -1,0 +1,123 @@
+//! The bytes of a greeting. They are the same for both sides.
+//!
+//! ```text
+//!  0         8        10       12       14       16          32        48        80
+//!  magic     version  flags    stripe   stripes  instance    link      nonce
+//!  8 bytes   u16      u16      u16      u16      16 bytes    16 bytes  32 bytes  little-endian
+//! ```
+//! Magic and version stay where they are in every later version.
+
+use blockwire::transport::Violation;
+use uuid::Uuid;
+use zerocopy::little_endian::U16;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of a greeting.
+pub(crate) const GREETING_LEN: usize = 80;
+/// What it begins with.
+pub(crate) const MAGIC: [u8; 8] = *b"BWIR-TCP";
+
+const VERSION: u16 = 1;
+/// The side has a cluster key: proofs follow the greetings, and tags the frames.
+const KEYED: u16 = 1;
+
+/// What a side says before any frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Greeting {
+    /// Whether the side has a cluster key.
+    pub(crate) keyed: bool,
+    /// The process: what `Identity::instance` says of it.
+    pub(crate) instance: Uuid,
+    /// The dialler chooses it, the acceptor repeats it.
+    pub(crate) link: Uuid,
+    /// New in every greeting, so that no proof is good for a second connection.
+    pub(crate) nonce: [u8; 32],
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawGreeting {
+    magic: [u8; 8],
+    version: U16,
+    flags: U16,
+    stripe: U16,
+    stripes: U16,
+    instance: [u8; 16],
+    link: [u8; 16],
+    nonce: [u8; 32],
+}
+
+impl Greeting {
+    /// The greeting's bytes. A link is one connection, the first of one stripe.
+    pub(crate) fn encode(&self) -> [u8; GREETING_LEN] {
+        zerocopy::transmute!(RawGreeting {
+            magic: MAGIC,
+            version: U16::new(VERSION),
+            flags: U16::new(if self.keyed { KEYED } else { 0 }),
+            stripe: U16::new(0),
+            stripes: U16::new(1),
+            instance: self.instance.into_bytes(),
+            link: self.link.into_bytes(),
+            nonce: self.nonce,
+        })
+    }
+
+    /// Reads a greeting.
+    ///
+    /// # Errors
+    /// [`Violation::Greeting`] for every byte that this version does not know.
+    pub(crate) fn parse(bytes: &[u8; GREETING_LEN]) -> Result<Self, Violation> {
+        let raw = RawGreeting::read_from_bytes(bytes).expect("80 bytes are a raw greeting");
+        if raw.magic != MAGIC {
+            return Err(Violation::Greeting("not a Blockwire peer"));
+        }
+        if raw.version.get() != VERSION {
+            return Err(Violation::Greeting("another version of the tcp transport"));
+        }
+        if raw.flags.get() & !KEYED != 0 {
+            return Err(Violation::Greeting("unknown flags"));
+        }
+        if (raw.stripe.get(), raw.stripes.get()) != (0, 1) {
+            return Err(Violation::Greeting("a link of more than one connection"));
+        }
+        Ok(Self {
+            keyed: raw.flags.get() == KEYED,
+            instance: Uuid::from_bytes(raw.instance),
+            link: Uuid::from_bytes(raw.link),
+            nonce: raw.nonce,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn greeting(keyed: bool) -> Greeting {
+        let (instance, link) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        Greeting { keyed, instance, link, nonce: [7; 32] }
+    }
+
+    #[test]
+    fn a_greeting_reads_back_as_it_was_written() {
+        for keyed in [false, true] {
+            let greeting = greeting(keyed);
+            assert_eq!(Greeting::parse(&greeting.encode()), Ok(greeting));
+        }
+    }
+
+    #[test]
+    fn every_byte_that_means_something_is_checked() {
+        for (at, wanted) in [(0, "peer"), (7, "peer"), (8, "version"), (9, "version")] {
+            let mut bytes = greeting(false).encode();
+            bytes[at] ^= 0x80;
+            let found = Greeting::parse(&bytes).unwrap_err().to_string();
+            assert!(found.contains(wanted), "{found}");
+        }
+        for at in 10..16 {
+            let mut bytes = greeting(true).encode();
+            bytes[at] ^= 0x80;
+            assert!(Greeting::parse(&bytes).is_err(), "byte {at}");
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The first exchange of a connection: who is there, and whether both have the same cluster key.
+//!
+//! ```text
+//! dialler                                   acceptor
+//! greeting  ─────────────────────────────>  nothing is answered to what is not a greeting
+//!           <─────────────────────────────  greeting
+//!                                  only with a cluster key:
+//! proof     ─────────────────────────────>  whoever came proves itself first
+//!           <─────────────────────────────  proof
+//! frames    <════════════════════════════>  frames
+//! ```
+//! A proof is a MAC over both greetings, whole, so over both instances, both nonces and the version, and
+//! over the role. It is good for this connection and this direction only: recorded, reflected or taken
+//! from another pair of processes it is worthless.
+//!
+//! A side with a key and a side without one part after the greetings, so that both know why. Reads are
+//! of fixed lengths and never beyond the exchange: what a stranger can make this side hold is a socket
+//! and less than a page, for at most the options' `greeting_timeout`.
+
+mod half_open;
+mod layout;
+
+use std::io;
+
+use blockwire::transport::{Address, ConnectError, KeyMismatch, Violation};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use uuid::Uuid;
+
+pub(crate) use half_open::HalfOpen;
+pub(crate) use layout::GREETING_LEN;
+
+use crate::key::ClusterKey;
+use crate::options::TcpOptions;
+use layout::{Greeting, MAGIC};
+
+/// Bytes of both greetings, the dialler's first.
+pub(crate) const TRANSCRIPT_LEN: usize = 2 * GREETING_LEN;
+
+/// Which end of a connection a side is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Role {
+    /// It opened the connection.
+    Dialler = 1,
+    /// It listens.
+    Acceptor = 2,
+}
+
+impl Role {
+    fn other(self) -> Self {
+        match self {
+            Self::Dialler => Self::Acceptor,
+            Self::Acceptor => Self::Dialler,
+        }
+    }
+}
+
+/// What the exchange found out.
+#[derive(Clone, Debug)]
+pub(crate) struct Greeted {
+    /// The peer's process, where it proved to have the key.
+    pub(crate) authenticated: Option<Uuid>,
+}
+
+/// Why there is no link, before anyone knows the address.
+#[derive(Debug)]
+pub(crate) enum GreetError {
+    Violation(Violation),
+    Key(KeyMismatch),
+    System(io::Error),
+}
+
+impl From<Violation> for GreetError {
+    fn from(violation: Violation) -> Self {
+        Self::Violation(violation)
+    }
+}
+
+impl From<KeyMismatch> for GreetError {
+    fn from(mismatch: KeyMismatch) -> Self {
+        Self::Key(mismatch)
+    }
+}
+
+impl From<io::Error> for GreetError {
+    fn from(error: io::Error) -> Self {
+        Self::System(error)
+    }
+}
+
+impl GreetError {
+    /// The error with the address that was dialled, or who came.
+    pub(crate) fn with(self, address: Address) -> ConnectError {
+        match self {
+            Self::Violation(violation) => ConnectError::Violated { address, violation },
+            Self::Key(mismatch) => ConnectError::Unauthenticated { address, mismatch },
+            Self::System(source) => ConnectError::System { address, source },
+        }
+    }
+}
+
+/// Makes a fresh connection one of two sides that know each other.
+///
+/// # Cancel safety
+/// None: drop the connection too.
+pub(crate) async fn greet(
+    stream: &mut TcpStream,
+    role: Role,
+    options: &TcpOptions,
+) -> Result<Greeted, GreetError> {
+    let late = || io::Error::new(io::ErrorKind::TimedOut, "the peer did not greet in time");
+    let exchange = exchange(stream, role, options);
+    timeout(options.greeting_timeout, exchange).await.unwrap_or_else(|_| Err(late().into()))
+}
+
+async fn exchange(
+    stream: &mut TcpStream,
+    role: Role,
+    options: &TcpOptions,
+) -> Result<Greeted, GreetError> {
+    let (transcript, theirs) = match role {
+        Role::Dialler => {
+            let ours = ours(Uuid::new_v4(), options)?;
+            stream.write_all(&ours.encode()).await?;
+            let bytes = read_greeting(stream).await?;
+            let theirs = Greeting::parse(&bytes)?;
+            if theirs.link != ours.link {
+                return Err(Violation::Greeting("the answer is about another link").into());
+            }
+            (transcript(&ours.encode(), &bytes), theirs)
+        }
+        Role::Acceptor => {
+            let bytes = read_greeting(stream).await?;
+            let theirs = Greeting::parse(&bytes);
+            // One that cannot be understood is answered too: then the dialler finds what differs.
+            let link = theirs.as_ref().map_or(Uuid::nil(), |theirs| theirs.link);
+            let ours = ours(link, options)?;
+            stream.write_all(&ours.encode()).await?;
+            (transcript(&bytes, &ours.encode()), theirs?)
+        }
+    };
+    let authenticated = match (&options.cluster_key, theirs.keyed) {
+        (None, false) => None,
+        (None, true) => return Err(KeyMismatch::NoneHere.into()),
+        (Some(_), false) => return Err(KeyMismatch::NoneThere.into()),
+        (Some(key), true) => {
+            prove(stream, role, key, &transcript).await?;
+            Some(theirs.instance)
+        }
+    };
+    Ok(Greeted { authenticated })
+}
+
+fn ours(link: Uuid, options: &TcpOptions) -> Result<Greeting, GreetError> {
+    let mut nonce = [0; 32];
+    getrandom::fill(&mut nonce).map_err(io::Error::other)?;
+    let keyed = options.cluster_key.is_some();
+    Ok(Greeting { keyed, instance: options.instance, link, nonce })
+}
+
+fn transcript(dialler: &[u8; GREETING_LEN], acceptor: &[u8; GREETING_LEN]) -> [u8; TRANSCRIPT_LEN] {
+    let mut both = [0; TRANSCRIPT_LEN];
+    let (first, second) = both.split_at_mut(GREETING_LEN);
+    first.copy_from_slice(dialler);
+    second.copy_from_slice(acceptor);
+    both
+}
+
+/// Whoever speaks another protocol is found out by its first bytes.
+async fn read_greeting(stream: &mut TcpStream) -> Result<[u8; GREETING_LEN], GreetError> {
+    let mut bytes = [0; GREETING_LEN];
+    let (magic, rest) = bytes.split_at_mut(MAGIC.len());
+    stream.read_exact(magic).await?;
+    if magic != MAGIC {
+        return Err(Violation::Greeting("not a Blockwire peer").into());
+    }
+    stream.read_exact(rest).await?;
+    Ok(bytes)
+}
+
+/// The acceptor proves nothing to a stranger.
+async fn prove(
+    stream: &mut TcpStream,
+    role: Role,
+    key: &ClusterKey,
+    transcript: &[u8; TRANSCRIPT_LEN],
+) -> Result<(), GreetError> {
+    let (own, wanted) = (key.proof(role, transcript), key.proof(role.other(), transcript));
+    match role {
+        Role::Dialler => {
+            stream.write_all(own.as_bytes()).await?;
+            let answer = read_proof(stream).await;
+            // The acceptor read all that was sent: only a proof that it does not like makes it leave.
+            let left = |error: &io::Error| error.kind() == io::ErrorKind::UnexpectedEof;
+            match answer {
+                Err(error) if left(&error) => Err(KeyMismatch::NotAccepted.into()),
+                answer => Ok(check(&answer?, &wanted)?),
+            }
+        }
+        Role::Acceptor => {
+            check(&read_proof(stream).await?, &wanted)?;
+            Ok(stream.write_all(own.as_bytes()).await?)
+        }
+    }
+}
+
+async fn read_proof(stream: &mut TcpStream) -> io::Result<[u8; 32]> {
+    let mut proof = [0; 32];
+    stream.read_exact(&mut proof).await?;
+    Ok(proof)
+}
+
+/// Takes the same time whatever differs: so `blake3::Hash` compares.
+fn check(proof: &[u8; 32], wanted: &blake3::Hash) -> Result<(), KeyMismatch> {
+    if wanted == proof { Ok(()) } else { Err(KeyMismatch::Different) }
+}
