@@ -16,6 +16,8 @@ const TEXT_LEN_MIN: usize = 32;
 
 const CLUSTER: &str = "blockwire 2026-11 cluster key";
 const PROOF: &str = "blockwire 2026-11 tcp proof";
+const FRAMES_OF_DIALLER: &str = "blockwire 2026-11 tcp frames of the dialler";
+const FRAMES_OF_ACCEPTOR: &str = "blockwire 2026-11 tcp frames of the acceptor";
 
 /// A secret that all nodes of a deployment share. It prints as nothing of itself.
 #[derive(Clone)]
@@ -55,6 +57,17 @@ impl ClusterKey {
         hasher.update(&[of as u8]).update(transcript);
         hasher.finalize()
     }
+
+    /// Key of the frames that a side sends on one connection.
+    pub(crate) fn of_frames(&self, of: Role, transcript: &[u8; TRANSCRIPT_LEN]) -> [u8; 32] {
+        let context = match of {
+            Role::Dialler => FRAMES_OF_DIALLER,
+            Role::Acceptor => FRAMES_OF_ACCEPTOR,
+        };
+        let mut hasher = blake3::Hasher::new_derive_key(context);
+        hasher.update(&self.secret).update(transcript);
+        hasher.finalize().into()
+    }
 }
 
 impl fmt::Debug for ClusterKey {
@@ -92,6 +105,7 @@ mod tests {
                     let mut transcript = [0; TRANSCRIPT_LEN];
                     transcript[at] = 1;
                     assert!(seen.insert(*key.proof(role, &transcript).as_bytes()));
+                    assert!(seen.insert(key.of_frames(role, &transcript)));
                 }
             }
         }

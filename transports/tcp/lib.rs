@@ -12,6 +12,8 @@
 //! Control frames go before payload, streams take turns frame by frame, and a frame that was begun is
 //! finished, so that the stream stays readable whatever is cancelled.
 //!
+//! With a cluster key a tag follows every frame (`seal`).
+//!
 //! Links need a tokio runtime with I/O and time: their readiness and their few timers come from there.
 #![deny(unsafe_code)]
 
@@ -25,6 +27,7 @@ mod listener;
 mod mover;
 mod options;
 mod receive;
+mod seal;
 mod send;
 mod socket;
 mod source;
@@ -36,6 +39,9 @@ mod interface;
 #[cfg(target_os = "macos")]
 #[path = "macos/interface.rs"]
 mod interface;
+
+#[cfg(test)]
+mod vectors;
 
 use std::io;
 

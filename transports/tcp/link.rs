@@ -23,6 +23,7 @@ use crate::greeting::Greeted;
 use crate::mover::{self, Mover, Stop};
 use crate::options::TcpOptions;
 use crate::receive::Receiver;
+use crate::seal::Sealer;
 use crate::send::Sender;
 use crate::socket;
 
@@ -72,10 +73,12 @@ impl TcpLink {
         socket::tune(&stream, same_host, options);
         let mover = mover::choose(stream, options);
         let stats = Arc::<TransferStats>::default();
+        let (own_sealer, their_sealer) =
+            greeted.frame_keys.map(|(own, theirs)| (Sealer::new(own), Sealer::new(theirs))).unzip();
         let payload_len_max = options.payload_len_max.clamp(1, PAYLOAD_LEN_MAX);
         Ok(Self {
-            sender: Sender::new(payload_len_max, options.digest, Arc::clone(&stats)),
-            receiver: Receiver::new(options.digest, Arc::clone(&stats)),
+            sender: Sender::new(payload_len_max, options.digest, own_sealer, Arc::clone(&stats)),
+            receiver: Receiver::new(options.digest, their_sealer, Arc::clone(&stats)),
             stage: Stage::Open,
             write_error: None,
             pending: Vec::new(),

@@ -7,6 +7,9 @@
 //! - while no `Land` is posted, no payload that is wanted can be under way, because a `Land` is posted
 //!   before its tag is told: reads take what comes, control frames by the hundred.
 //!
+//! With a cluster key every frame has a tag behind it, which is read like the header that follows, and a
+//! frame counts only once its tag was checked (`seal`).
+//!
 //! Should a peer guess a tag before it is told, its bytes are copied, and the copy is counted.
 
 use std::collections::BTreeMap;
@@ -21,6 +24,7 @@ use blockwire::wire::{FrameError, HEADER_LEN, Header, Kind};
 use bytes::{Bytes, BytesMut};
 
 use crate::ahead::{AHEAD_LEN, Ahead};
+use crate::seal::{SEAL_LEN, Sealer};
 
 /// Payload bytes of one read: they are digested right after it, while still in the cache.
 const PIECE_LEN: usize = 512 * 1024;
@@ -35,6 +39,7 @@ pub(crate) struct Receiver {
     cancelled: TagSet,
     dropped: u64,
     digests: bool,
+    sealer: Option<Sealer>,
     stats: Arc<TransferStats>,
 }
 
@@ -55,6 +60,16 @@ enum Stage {
     Drop {
         left: usize,
     },
+    /// The tag of a frame that is here, whole.
+    Seal(Came),
+}
+
+/// A whole frame.
+#[derive(Debug)]
+enum Came {
+    Control(Bytes),
+    Payload(StreamTag),
+    Dropped,
 }
 
 /// A payload on its way in.
@@ -69,7 +84,7 @@ struct Incoming {
 
 impl Receiver {
     /// Between two frames, nothing posted.
-    pub(crate) fn new(digests: bool, stats: Arc<TransferStats>) -> Self {
+    pub(crate) fn new(digests: bool, sealer: Option<Sealer>, stats: Arc<TransferStats>) -> Self {
         Self {
             ahead: Ahead::default(),
             stage: Stage::Header,
@@ -78,6 +93,7 @@ impl Receiver {
             cancelled: TagSet::default(),
             dropped: 0,
             digests,
+            sealer,
             stats,
         }
     }
@@ -163,10 +179,12 @@ impl Receiver {
         if self.lands.is_empty() {
             return AHEAD_LEN;
         }
+        let between = if self.sealer.is_some() { SEAL_LEN } else { 0 } + HEADER_LEN;
         match self.stage {
             Stage::Header => HEADER_LEN - self.ahead.unused().len(),
-            Stage::Body { left, .. } | Stage::Drop { left } => left + HEADER_LEN,
-            Stage::Payload { .. } => HEADER_LEN,
+            Stage::Body { left, .. } | Stage::Drop { left } => left + between,
+            Stage::Payload { .. } => between,
+            Stage::Seal(_) => between - self.ahead.unused().len(),
         }
     }
 
@@ -184,7 +202,7 @@ impl Receiver {
             && let Some(land) = self.lands.get_mut(&tag)
         {
             of_payload = len.min(left);
-            land.filled(of_payload);
+            land.filled(of_payload, self.sealer.as_mut());
             self.payload_came(tag, left - of_payload, of_payload, events);
         }
         self.ahead.fill(len - of_payload);
@@ -199,6 +217,9 @@ impl Receiver {
             Stage::Header => {
                 let Some(head) = unused.first_chunk() else { return Ok(false) };
                 let header = Header::parse(head)?;
+                if let Some(sealer) = &mut self.sealer {
+                    sealer.begin(head);
+                }
                 if header.kind == Kind::Payload {
                     check_payload_header(head, &header)?;
                     self.stage = self.begin_payload(&header)?;
@@ -213,24 +234,40 @@ impl Receiver {
                 let step = unused.len().min(*left);
                 frame.extend_from_slice(&unused[..step]);
                 *left -= step;
-                if *left == 0 {
-                    events.push(LinkEvent::Received(std::mem::take(frame).freeze()));
-                    self.stage = Stage::Header;
-                }
+                let whole = (*left == 0).then(|| std::mem::take(frame).freeze());
                 self.ahead.consume(step);
+                if let Some(frame) = whole {
+                    self.came_control(frame, events);
+                }
                 Ok(true)
             }
             Stage::Drop { left } => {
                 let step = unused.len().min(*left);
-                *left -= step;
-                if *left == 0 {
-                    self.stage = Stage::Header;
+                if let Some(sealer) = &mut self.sealer {
+                    sealer.update(&unused[..step]);
                 }
+                *left -= step;
+                let whole = *left == 0;
                 self.ahead.consume(step);
+                if whole {
+                    self.came(Came::Dropped, events);
+                }
                 Ok(true)
             }
             Stage::Payload { .. } => {
                 self.copy_guessed(events);
+                Ok(true)
+            }
+            Stage::Seal(came) => {
+                let (Some(tag), Some(sealer)) = (unused.first_chunk(), &self.sealer) else {
+                    return Ok(false);
+                };
+                if !sealer.is_sealed_by(tag) {
+                    return Err(Violation::Seal { frame: sealer.next() - 1 });
+                }
+                let came = std::mem::replace(came, Came::Dropped);
+                self.ahead.consume(SEAL_LEN);
+                self.accept(came, events);
                 Ok(true)
             }
         }
@@ -241,13 +278,44 @@ impl Receiver {
         let whole = HEADER_LEN + header.body_len as usize;
         let unused = self.ahead.unused();
         if let Some(frame) = unused.get(..whole) {
-            events.push(LinkEvent::Received(Bytes::copy_from_slice(frame)));
+            let frame = Bytes::copy_from_slice(frame);
             self.ahead.consume(whole);
+            self.came_control(frame, events);
         } else {
             let mut frame = BytesMut::with_capacity(whole.min(AHEAD_LEN));
             frame.extend_from_slice(&unused[..HEADER_LEN]);
             self.stage = Stage::Body { frame, left: header.body_len as usize };
             self.ahead.consume(HEADER_LEN);
+        }
+    }
+
+    fn came_control(&mut self, frame: Bytes, events: &mut Vec<LinkEvent>) {
+        if let Some(sealer) = &mut self.sealer {
+            sealer.update(&frame[HEADER_LEN..]);
+        }
+        self.came(Came::Control(frame), events);
+    }
+
+    /// A frame is whole: its tag is next, if it has one.
+    fn came(&mut self, came: Came, events: &mut Vec<LinkEvent>) {
+        if self.sealer.is_some() {
+            self.stage = Stage::Seal(came);
+        } else {
+            self.accept(came, events);
+        }
+    }
+
+    /// A frame is whole, and the peer's.
+    fn accept(&mut self, came: Came, events: &mut Vec<LinkEvent>) {
+        self.stage = Stage::Header;
+        match came {
+            Came::Control(frame) => events.push(LinkEvent::Received(frame)),
+            Came::Payload(tag) => {
+                if self.lands.get(&tag).is_some_and(|land| land.is_full()) {
+                    events.extend(self.lands.remove(&tag).map(|land| land.complete(None)));
+                }
+            }
+            Came::Dropped => {}
         }
     }
 
@@ -282,6 +350,9 @@ impl Receiver {
         for room in land.room.slices(&land.cursor, step) {
             let (now, later) = rest.split_at(room.len());
             copy_payload(now, room, digest, &self.stats);
+            if let Some(sealer) = &mut self.sealer {
+                sealer.update(now);
+            }
             rest = later;
         }
         land.cursor.advance(land.room.extents(), step);
@@ -297,9 +368,10 @@ impl Receiver {
         events: &mut Vec<LinkEvent>,
     ) {
         self.stats.add_landed(came as u64);
-        self.stage = if left == 0 { Stage::Header } else { Stage::Payload { tag, left } };
-        if self.lands.get(&tag).is_some_and(|land| land.is_full()) {
-            events.extend(self.lands.remove(&tag).map(|land| land.complete(None)));
+        if left == 0 {
+            self.came(Came::Payload(tag), events);
+        } else {
+            self.stage = Stage::Payload { tag, left };
         }
     }
 
@@ -314,9 +386,14 @@ impl Incoming {
         self.cursor.position() == self.room.len()
     }
 
-    fn filled(&mut self, len: usize) {
-        if let Some(digest) = &mut self.digest {
-            self.room.slices(&self.cursor, len).for_each(|slice| digest.update(slice));
+    fn filled(&mut self, len: usize, mut sealer: Option<&mut Sealer>) {
+        for slice in self.room.slices(&self.cursor, len) {
+            if let Some(digest) = &mut self.digest {
+                digest.update(slice);
+            }
+            if let Some(sealer) = &mut sealer {
+                sealer.update(slice);
+            }
         }
         self.cursor.advance(self.room.extents(), len);
     }

@@ -8,6 +8,10 @@
 //! so that control waits for one frame at most, and small control and payload share a write. Whoever
 //! sends payload in another way than the rest plans in two parts, [`Sender::plan_head`] and then
 //! [`Sender::plan_payload`].
+//!
+//! With a cluster key every frame has a tag (`seal`). That of a control frame is made when it is
+//! planned, when its number is known. That of a payload frame is known when its last byte was digested:
+//! it opens the next plan, so nothing else is planned behind such a payload.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -18,7 +22,9 @@ use blockwire::transport::{
     CloseReason, Completion, LinkEvent, OpError, OpId, OpMemory, StreamTag,
 };
 use blockwire::wire::{HEADER_LEN, Header};
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
+
+use crate::seal::{SEAL_LEN, Sealer};
 
 /// Payload bytes of one write: they are digested right after it, while still in the cache.
 const PIECE_LEN: usize = 512 * 1024;
@@ -26,15 +32,37 @@ const PIECE_LEN: usize = 512 * 1024;
 /// What is to be sent, and how far it got.
 #[derive(Debug)]
 pub(crate) struct Sender {
-    control: VecDeque<(OpId, Bytes)>,
-    /// Bytes of the first control frame that are written.
+    control: VecDeque<Queued>,
+    /// Bytes of the first control frame and its tag that are written.
     control_written: usize,
     /// The first one is the frame's.
     streams: VecDeque<Box<Outgoing>>,
     frame: Option<Frame>,
+    sealer: Option<Sealer>,
+    /// The tag of the payload frame before, as far as it is not written.
+    trailer: Bytes,
     payload_len_max: u64,
     digests: bool,
     stats: Arc<TransferStats>,
+}
+
+/// A control frame that waits.
+#[derive(Debug)]
+struct Queued {
+    op: OpId,
+    frame: Bytes,
+    /// Its tag, and the number that it is made with.
+    seal: Option<(u64, [u8; SEAL_LEN])>,
+}
+
+impl Queued {
+    fn tag(&self) -> &[u8] {
+        self.seal.as_ref().map_or(&[], |(_, tag)| tag)
+    }
+
+    fn len(&self) -> usize {
+        self.frame.len() + self.tag().len()
+    }
 }
 
 /// A payload on its way out.
@@ -66,19 +94,33 @@ impl Frame {
 
 impl Sender {
     /// Nothing to send.
-    pub(crate) fn new(payload_len_max: u64, digests: bool, stats: Arc<TransferStats>) -> Self {
-        let (control, streams) = (VecDeque::new(), VecDeque::new());
-        Self { control, control_written: 0, streams, frame: None, payload_len_max, digests, stats }
+    pub(crate) fn new(
+        payload_len_max: u64,
+        digests: bool,
+        sealer: Option<Sealer>,
+        stats: Arc<TransferStats>,
+    ) -> Self {
+        Self {
+            control: VecDeque::new(),
+            control_written: 0,
+            streams: VecDeque::new(),
+            frame: None,
+            sealer,
+            trailer: Bytes::new(),
+            payload_len_max,
+            digests,
+            stats,
+        }
     }
 
     /// Whether everything is written.
     pub(crate) fn is_idle(&self) -> bool {
-        self.control.is_empty() && self.streams.is_empty()
+        self.control.is_empty() && self.streams.is_empty() && self.trailer.is_empty()
     }
 
     /// Queues a control frame.
     pub(crate) fn push_control(&mut self, op: OpId, frame: Bytes) {
-        self.control.push_back((op, frame));
+        self.control.push_back(Queued { op, frame, seal: None });
     }
 
     /// Queues a payload.
@@ -99,7 +141,7 @@ impl Sender {
 
     /// Ends an operation: at once, or when the frame that was begun is out.
     pub(crate) fn cancel(&mut self, op: OpId, events: &mut Vec<LinkEvent>) {
-        if let Some(index) = self.control.iter().position(|(id, _)| *id == op) {
+        if let Some(index) = self.control.iter().position(|queued| queued.op == op) {
             if index > 0 || self.control_written == 0 {
                 self.control.remove(index);
                 events.push(control_done(op, Err(OpError::Cancelled)));
@@ -119,9 +161,10 @@ impl Sender {
     /// Ends everything at once: there is no wire any more.
     pub(crate) fn abort(&mut self, reason: &CloseReason, events: &mut Vec<LinkEvent>) {
         self.frame = None;
+        self.trailer.clear();
         self.end_streams(reason, events);
         let closed = || Err(OpError::Closed(reason.clone()));
-        events.extend(self.control.drain(..).map(|(op, _)| control_done(op, closed())));
+        events.extend(self.control.drain(..).map(|queued| control_done(queued.op, closed())));
     }
 
     fn end_stream(&mut self, index: usize, error: OpError, events: &mut Vec<LinkEvent>) {
@@ -141,7 +184,9 @@ impl Sender {
     /// The next bytes; returns how many slices were set.
     pub(crate) fn plan<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
         self.next_frame();
+        self.seal_control(slices.len());
         let mut plan = Plan { slices, len: 0 };
+        plan.push(&self.trailer);
         if self.frame.as_ref().is_some_and(Frame::begun) {
             if self.plan_frame(&mut plan) {
                 self.plan_control(&mut plan);
@@ -161,7 +206,9 @@ impl Sender {
     /// The bytes before those of [`payload_next`](Self::payload_next); returns how many slices were set.
     pub(crate) fn plan_head<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
         self.next_frame();
+        self.seal_control(slices.len());
         let mut plan = Plan { slices, len: 0 };
+        plan.push(&self.trailer);
         let begun = self.frame.as_ref().is_some_and(Frame::begun);
         if begun || self.plan_control(&mut plan) {
             self.plan_header(&mut plan);
@@ -183,10 +230,26 @@ impl Sender {
         }
     }
 
+    /// Makes the tags of the control frames that a plan can hold. One that was cancelled before its turn
+    /// changes the numbers of those behind it.
+    fn seal_control(&mut self, count: usize) {
+        let Some(sealer) = &self.sealer else { return };
+        for (number, queued) in (sealer.next()..).zip(self.control.iter_mut().take(count)) {
+            if queued.seal.is_none_or(|(sealed, _)| sealed != number) {
+                queued.seal = Some((number, sealer.of_frame(number, &queued.frame)));
+            }
+        }
+    }
+
     /// Whether every control frame is in the plan, so that something may follow.
     fn plan_control<'a>(&'a self, plan: &mut Plan<'_, 'a>) -> bool {
         let mut skip = self.control_written;
-        self.control.iter().all(|(_, frame)| plan.push(&frame[std::mem::take(&mut skip)..]))
+        self.control.iter().all(|queued| {
+            let of_frame = std::mem::take(&mut skip);
+            let of_tag = of_frame.saturating_sub(queued.frame.len());
+            plan.push(queued.frame.get(of_frame..).unwrap_or(&[]))
+                && plan.push(&queued.tag()[of_tag..])
+        })
     }
 
     /// Whether the whole frame is in the plan, so that something may follow.
@@ -203,10 +266,14 @@ impl Sender {
         let bytes_max = PIECE_LEN.min(frame.payload_left as usize);
         stream.payload.slices(&stream.cursor, bytes_max).all(|slice| plan.push(slice))
             && bytes_max as u64 == frame.payload_left
+            && self.sealer.is_none()
     }
 
     /// Says that the first `len` bytes of the plan are written.
-    pub(crate) fn wrote(&mut self, len: usize, events: &mut Vec<LinkEvent>) {
+    pub(crate) fn wrote(&mut self, mut len: usize, events: &mut Vec<LinkEvent>) {
+        let of_trailer = len.min(self.trailer.len());
+        self.trailer.advance(of_trailer);
+        len -= of_trailer;
         if self.frame.as_ref().is_some_and(Frame::begun) {
             let rest = self.wrote_payload(len, events);
             self.wrote_control(rest, events);
@@ -217,14 +284,16 @@ impl Sender {
     }
 
     fn wrote_control(&mut self, mut len: usize, events: &mut Vec<LinkEvent>) -> usize {
-        while let Some((op, frame)) = self.control.front() {
-            let step = len.min(frame.len() - self.control_written);
+        while let Some(queued) = self.control.front() {
+            let step = len.min(queued.len() - self.control_written);
             self.control_written += step;
             len -= step;
-            if self.control_written < frame.len() {
+            // The tag of one that was not planned yet is missing, but then it is not written either.
+            if self.control_written < queued.len() {
                 break;
             }
-            events.push(control_done(*op, Ok(0)));
+            events.push(control_done(queued.op, Ok(0)));
+            self.sealer.iter_mut().for_each(Sealer::skip);
             self.control.pop_front();
             self.control_written = 0;
         }
@@ -235,14 +304,20 @@ impl Sender {
         let (Some(frame), Some(stream)) = (&mut self.frame, self.streams.front_mut()) else {
             return len;
         };
+        if let Some(sealer) = self.sealer.as_mut().filter(|_| len > 0 && !frame.begun()) {
+            sealer.begin(&frame.header);
+        }
         let of_header = len.min(HEADER_LEN - frame.header_written);
         frame.header_written += of_header;
         let of_payload = (len - of_header).min(frame.payload_left as usize);
         frame.payload_left -= of_payload as u64;
-        stream.wrote(of_payload);
+        stream.wrote(of_payload, self.sealer.as_mut());
         self.stats.add_sent(of_payload as u64);
         if frame.payload_left == 0 {
             self.frame = None;
+            if let Some(sealer) = &self.sealer {
+                self.trailer = Bytes::copy_from_slice(&sealer.seal());
+            }
             self.next_turn(events);
         }
         len - of_header - of_payload
@@ -289,9 +364,14 @@ impl Outgoing {
         Frame { header, header_written: 0, payload_left }
     }
 
-    fn wrote(&mut self, len: usize) {
-        if let Some(digest) = &mut self.digest {
-            self.payload.slices(&self.cursor, len).for_each(|slice| digest.update(slice));
+    fn wrote(&mut self, len: usize, mut sealer: Option<&mut Sealer>) {
+        for slice in self.payload.slices(&self.cursor, len) {
+            if let Some(digest) = &mut self.digest {
+                digest.update(slice);
+            }
+            if let Some(sealer) = &mut sealer {
+                sealer.update(slice);
+            }
         }
         self.cursor.advance(self.payload.extents(), len);
     }

@@ -35,6 +35,12 @@ pub enum Violation {
         /// Bytes of the whole payload.
         len: u64,
     },
+    /// A frame that the peer did not send like this: it was changed, replayed, left out or moved.
+    #[error("frame {frame} has a tag that is not the peer's: changed, replayed or out of order")]
+    Seal {
+        /// Its number in its direction, from 0.
+        frame: u64,
+    },
     /// Shared words that cannot be, as a ring index beyond its ring.
     #[error("shared memory is corrupt: {0}")]
     SharedMemory(&'static str),

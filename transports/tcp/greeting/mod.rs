@@ -58,10 +58,11 @@ impl Role {
 }
 
 /// What the exchange found out.
-#[derive(Clone, Debug)]
 pub(crate) struct Greeted {
     /// The peer's process, where it proved to have the key.
     pub(crate) authenticated: Option<Uuid>,
+    /// With a cluster key: keys of the frames of this side, and of the peer's.
+    pub(crate) frame_keys: Option<([u8; 32], [u8; 32])>,
 }
 
 /// Why there is no link, before anyone knows the address.
@@ -141,16 +142,17 @@ async fn exchange(
             (transcript(&bytes, &ours.encode()), theirs?)
         }
     };
-    let authenticated = match (&options.cluster_key, theirs.keyed) {
-        (None, false) => None,
-        (None, true) => return Err(KeyMismatch::NoneHere.into()),
-        (Some(_), false) => return Err(KeyMismatch::NoneThere.into()),
+    match (&options.cluster_key, theirs.keyed) {
+        (None, false) => Ok(Greeted { authenticated: None, frame_keys: None }),
+        (None, true) => Err(KeyMismatch::NoneHere.into()),
+        (Some(_), false) => Err(KeyMismatch::NoneThere.into()),
         (Some(key), true) => {
             prove(stream, role, key, &transcript).await?;
-            Some(theirs.instance)
+            let of = |role| key.of_frames(role, &transcript);
+            let frame_keys = Some((of(role), of(role.other())));
+            Ok(Greeted { authenticated: Some(theirs.instance), frame_keys })
         }
-    };
-    Ok(Greeted { authenticated })
+    }
 }
 
 fn ours(link: Uuid, options: &TcpOptions) -> Result<Greeting, GreetError> {
@@ -215,4 +217,10 @@ async fn read_proof(stream: &mut TcpStream) -> io::Result<[u8; 32]> {
 /// Takes the same time whatever differs: so `blake3::Hash` compares.
 fn check(proof: &[u8; 32], wanted: &blake3::Hash) -> Result<(), KeyMismatch> {
     if wanted == proof { Ok(()) } else { Err(KeyMismatch::Different) }
+}
+
+/// Reads a greeting and writes it again.
+#[cfg(test)]
+pub(crate) fn reencode(bytes: &[u8]) -> [u8; GREETING_LEN] {
+    Greeting::parse(bytes.try_into().expect("a greeting")).expect("a good one").encode()
 }

@@ -46,9 +46,8 @@ fn a_link_starts_where_it_is_told_to() {
         let told = listener.local_address();
         let mut from = async |bind: &str| {
             let address = format!("{told}?bind={bind}").parse().unwrap();
-            let dialling = async {
-                transport.connect(&address).await.map_err(|error| error.to_string())
-            };
+            let dialling =
+                async { transport.connect(&address).await.map_err(|error| error.to_string()) };
             let accepting = async { Ok(accept(&mut listener).await.link.peer()) };
             let (_dialled, peer) = tokio::try_join!(dialling, accepting)?;
             Ok(peer.rsplit_once(':').unwrap().0.to_owned())

@@ -1,4 +1,4 @@
-//! The suite that every transport passes, over loopback.
+//! The suite that every transport passes, over loopback, with a cluster key and without.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::any::Any;
@@ -6,18 +6,22 @@ use std::io::Write;
 use std::net::TcpStream;
 
 use blockwire::transport::{Address, Transport};
-use blockwire_conformance::{Harness, conformance_suite};
-use blockwire_tcp::TcpTransport;
+use blockwire_conformance::Harness;
+use blockwire_tcp::{ClusterKey, TcpOptions, TcpTransport};
 
-struct Tcp;
+/// With a cluster key, and without.
+struct Tcp<const KEYED: bool>;
 
-impl Harness for Tcp {
+impl<const KEYED: bool> Harness for Tcp<KEYED> {
     fn new() -> Self {
         Self
     }
 
     fn transport(&self) -> Box<dyn Transport> {
-        Box::new(TcpTransport::default())
+        let mut options = TcpOptions::default();
+        let key = ClusterKey::from_text("a cluster key for tests, 0123456789abcdef").unwrap();
+        options.cluster_key = KEYED.then_some(key);
+        Box::new(TcpTransport::new(options))
     }
 
     fn address(&self) -> Address {
@@ -32,4 +36,10 @@ impl Harness for Tcp {
     }
 }
 
-conformance_suite!(Tcp);
+mod open {
+    blockwire_conformance::conformance_suite!(super::Tcp<false>);
+}
+
+mod keyed {
+    blockwire_conformance::conformance_suite!(super::Tcp<true>);
+}

@@ -58,6 +58,11 @@ fn payload_and_control_cross_both_ways() {
 }
 
 #[test]
+fn the_same_with_a_cluster_key() {
+    run(exchange(keyed(KEY), "tcp://127.0.0.1:0", 100));
+}
+
+#[test]
 fn ipv6_and_names_work_too() {
     run(exchange(TcpOptions::default(), "tcp://[::1]:0", 100));
     run(exchange(TcpOptions::default(), "tcp://localhost:0", 100));
@@ -65,10 +70,11 @@ fn ipv6_and_names_work_too() {
 
 #[test]
 fn tiny_kernel_buffers_cut_every_frame() {
-    let mut options = TcpOptions::default();
-    (options.send_buffer_len, options.receive_buffer_len) = (Some(4096), Some(4096));
-    options.payload_len_max = 5000;
-    run(exchange(options, "tcp://127.0.0.1:0", 4));
+    for mut options in [TcpOptions::default(), keyed(KEY)] {
+        (options.send_buffer_len, options.receive_buffer_len) = (Some(4096), Some(4096));
+        options.payload_len_max = 5000;
+        run(exchange(options, "tcp://127.0.0.1:0", 4));
+    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "every test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+pub(crate) mod stranger;
+
 use std::future::{Future, poll_fn};
 use std::io::Cursor as IoCursor;
 use std::io::{Read, Write};
@@ -18,9 +20,11 @@ use blockwire::transport::{
     Transport,
 };
 use blockwire::wire::{Header, Kind, encode_frame};
-use blockwire_tcp::{TcpOptions, TcpTransport};
+use blockwire_tcp::{ClusterKey, TcpOptions, TcpTransport};
 use bytes::Bytes;
 use uuid::Uuid;
+
+pub(crate) use stranger::*;
 
 /// Runs a test; a hang fails instead of lasting.
 pub(crate) fn run(test: impl Future<Output = ()>) {
@@ -152,20 +156,20 @@ pub(crate) async fn raw() -> (TcpStream, Side) {
     (stream, accepted)
 }
 
-/// Bytes of a greeting.
-pub(crate) const GREETING_LEN: usize = 80;
+/// A link with a cluster key, whose peer is a stranger that has it too.
+pub(crate) async fn known() -> (Stranger, Side) {
+    let mut listener = listen(&TcpTransport::new(keyed(KEY)), "tcp://127.0.0.1:0").await;
+    let target = listener.local_address().target().to_owned();
+    let dialling = tokio::task::spawn_blocking(move || Stranger::dial(&target, KEY).unwrap());
+    let accepted = accept(&mut listener).await;
+    (dialling.await.unwrap(), accepted)
+}
 
-/// A greeting as the manual describes it.
-pub(crate) fn greeting(keyed: bool) -> [u8; GREETING_LEN] {
-    let mut bytes = [0; GREETING_LEN];
-    bytes[..8].copy_from_slice(b"BWIR-TCP");
-    bytes[8] = 1;
-    bytes[10] = keyed.into();
-    bytes[14] = 1;
-    bytes[16..32].copy_from_slice(Uuid::new_v4().as_bytes());
-    bytes[32..48].copy_from_slice(Uuid::new_v4().as_bytes());
-    bytes[48..64].copy_from_slice(Uuid::new_v4().as_bytes());
-    bytes
+/// Options with a cluster key.
+pub(crate) fn keyed(text: &str) -> TcpOptions {
+    let mut options = TcpOptions::default();
+    options.cluster_key = Some(ClusterKey::from_text(text).unwrap());
+    options
 }
 
 pub(crate) fn message(body: &[u8]) -> Bytes {
@@ -226,4 +230,11 @@ pub(crate) fn land(side: &mut Side, tag: u64, room: ScatterList) -> OpId {
 
 pub(crate) fn stream(side: &mut Side, tag: u64, payload: GatherList) -> OpId {
     side.submit(Op::Stream { tag: StreamTag(tag), payload })
+}
+
+/// Memory of this process that is in use, in KiB.
+pub(crate) fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
 }
