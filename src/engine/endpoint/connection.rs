@@ -60,6 +60,8 @@ pub struct ConnectionStats {
     pub offers_in_quarantine: u64,
     /// Blocks of this side's pool that the peer reads in place.
     pub blocks_lent: u64,
+    /// Leases that this side ended because recalled blocks did not come back.
+    pub leases_revoked: u64,
 }
 
 impl Connection {
@@ -92,6 +94,7 @@ impl Connection {
             late_frames: counters.late_frames,
             offers_in_quarantine: counters.offers_in_quarantine,
             blocks_lent: counters.blocks_lent,
+            leases_revoked: counters.leases_revoked,
         }
     }
 

@@ -12,6 +12,8 @@ use crate::transport::OpId;
 const ANSWERS_MAX: usize = 1 << 16;
 /// Frames up to this length are kept whole with any part of them.
 const SMALL_BODY: usize = 512;
+/// Characters that are kept of what a peer says for people.
+const SAID_LEN_MAX: usize = 512;
 
 /// Frames that the peer asked for and that have not left yet.
 #[derive(Debug, Default)]
@@ -50,4 +52,10 @@ impl Answers {
 pub(super) fn keep(part: Bytes, body_len: u32) -> Bytes {
     let holds_much_more = body_len as usize > SMALL_BODY + 2 * part.len();
     if holds_much_more { Bytes::copy_from_slice(&part) } else { part }
+}
+
+/// What a peer says, for people and their logs: of bounded length, and on one line.
+pub(super) fn said(text: &str) -> String {
+    let chars = text.chars().take(SAID_LEN_MAX);
+    chars.map(|char| if char.is_control() { ' ' } else { char }).collect()
 }

@@ -48,7 +48,7 @@ use crate::transport::{
     Capabilities, Completion, LinkEvent, Op, OpId, OpMemory, Refused, RegionKey, Violation,
 };
 use crate::wire::{BodyError, Header, Kind, body, decode_body, encode_frame, split_frame};
-use bounds::{Answers, keep};
+use bounds::{Answers, keep, said};
 use incoming::Incoming;
 use outgoing::{Lent, Outgoing};
 
@@ -371,7 +371,7 @@ impl Session {
             }
             (_, Kind::Refuse) => {
                 let refuse: body::Refuse = decode_body(&header, body)?;
-                self.finish(SessionEnd::RefusedByPeer(refuse.reason));
+                self.finish(SessionEnd::RefusedByPeer(said(&refuse.reason)));
                 return Ok(());
             }
             (Phase::AwaitHello { .. }, kind) => return Err(SessionViolation::OutOfPlace(kind)),
@@ -405,7 +405,7 @@ impl Session {
             Kind::Pong => self.handle_pong(&decode_body(&header, body)?),
             Kind::Goodbye => {
                 let goodbye: body::Goodbye = decode_body(&header, body)?;
-                self.finish(SessionEnd::Goodbye(goodbye.reason));
+                self.finish(SessionEnd::Goodbye(said(&goodbye.reason)));
             }
             kind @ (Kind::Hello | Kind::Refuse | Kind::Payload) => {
                 return Err(SessionViolation::OutOfPlace(kind));

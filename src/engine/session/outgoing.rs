@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use super::bounds::said;
 use super::error::{OfferError, SessionEnd, SessionViolation};
 use super::{Action, HandoffKey, Notice, Purpose, PurposeKind, Session};
 use crate::pool::{Cursor, Digest, GatherList, Grant, SealedRun};
@@ -279,7 +280,11 @@ impl Session {
     pub(super) fn revoke_overdue(&mut self, now: Instant) {
         let before = self.lent.len();
         self.lent.retain(|lent| lent.due.is_none_or(|due| now < due));
-        self.counters.leases_revoked += (before - self.lent.len()) as u64;
+        let revoked = before - self.lent.len();
+        if revoked > 0 {
+            tracing::warn!(leases = revoked, "recalled blocks did not come back: taken back");
+        }
+        self.counters.leases_revoked += revoked as u64;
     }
 
     pub(super) fn handle_decline(&mut self, key: HandoffKey, decline: body::Decline) {
@@ -290,7 +295,7 @@ impl Session {
         };
         offer.answered = true;
         if !std::mem::replace(&mut offer.withdrawn, true) {
-            let error = OfferError::Declined { code, reason: decline.reason };
+            let error = OfferError::Declined { code, reason: said(&decline.reason) };
             self.notices.push_back(Notice::OfferEnded(key, Err(error)));
         }
         self.let_go(key);

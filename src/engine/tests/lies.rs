@@ -141,3 +141,17 @@ fn a_pool_beyond_all_numbers_is_refused() {
     let spec = KvSpec::uniform(u32::MAX, 4096, u32::MAX, u32::MAX, Dtype::F32);
     assert!(PoolShape::new(spec, Layout::BlockMajor, u32::MAX as usize).is_err());
 }
+
+#[test]
+fn what_a_peer_says_for_people_is_short_and_on_one_line() {
+    let reason = format!("bye\n2026 ERROR forged{}", "!".repeat(1 << 20));
+    let goodbye = frame(Kind::Goodbye, 0, &body::Goodbye { reason: reason.clone() });
+    let refuse = frame(Kind::Refuse, 0, &body::Refuse { code: 1, reason });
+    for last in [goodbye, refuse] {
+        let mut session = session(None);
+        hear(&mut session, frame(Kind::Hello, 0, &hello()));
+        hear(&mut session, last);
+        let said = session.end().unwrap().to_string();
+        assert!(said.contains("bye 2026") && !said.contains('\n') && said.len() < 1000, "{said}");
+    }
+}
