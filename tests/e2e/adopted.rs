@@ -3,13 +3,18 @@
 
 use std::thread;
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::client::{Caller, ask, ask_all};
-use crate::cluster::{Carrier, Cluster, Setup};
+use crate::accounts::stop_all;
+use crate::client::{Caller, Completion, Failure, ask, ask_all};
+use crate::cluster::{
+    Carrier, Cluster, Setup, runtime_dir, start_decode, start_prefill, start_router,
+};
 use crate::models::{Model, completion, streamed};
-use crate::node::wait_until;
+use crate::node::{Node, wait_until};
 use crate::parity::single_node;
+use crate::watchdog::{Watchdog, signal};
 
 fn adopted(cluster: &Cluster) -> u64 {
     cluster.decode.metric("handoff_adopted_bytes_total")
@@ -120,4 +125,62 @@ fn pools_that_are_both_short_finish_everything() {
         assert_eq!(together.unwrap().tokens, alone.tokens);
     }
     cluster.finish();
+}
+
+/// Two decode nodes read one prefill node's blocks. One of them stands still, for longer than the prefill
+/// node waits; what it read is given to others meanwhile.
+#[test]
+fn a_decode_node_that_stands_still_never_goes_on_with_what_it_lost() {
+    let _watchdog = Watchdog::start();
+    let dir = runtime_dir();
+    let mut setup = Setup::new(Model::Llama, Carrier::Shm);
+    setup.flags = vec![];
+    setup.prefill_flags = vec!["--kv-blocks=60"];
+    setup.decode_flags = vec!["--kv-blocks=400"];
+    let decode = [0, 1].map(|n| start_decode(&setup, dir.path(), &format!("shm:decode-{n}")));
+    let both = decode.each_ref().map(Node::serving).join(",");
+    let prefill = start_prefill(&setup, dir.path(), "shm:prefill", &both);
+    let router = start_router(&setup, dir.path(), &[prefill.serving()], &both);
+    let received = |node: &Node| node.metric("handoffs_received_total");
+    let warm = |number| {
+        let before = decode.each_ref().map(received);
+        wait_until("both decode nodes serve", || {
+            let some = [(); 4].map(|()| completion(&Model::Llama.prompt(40, number), 60));
+            let _ = ask_all(router.http(), &some, 4);
+            (0..2).all(|n| received(&decode[n]) > before[n])
+        });
+    };
+    warm(8);
+    let bodies: Vec<Value> = (0..4).map(some_answers).collect();
+    let expected: Vec<_> =
+        ask_all(router.http(), &bodies, 1).into_iter().map(Result::unwrap).collect();
+    let before = received(&decode[0]);
+    let check = |results: Vec<Result<Completion, Failure>>| {
+        let mut failed = 0;
+        for (result, expected) in results.into_iter().zip(&expected) {
+            match result {
+                Ok(answer) => assert_eq!(&answer, expected),
+                Err(failure) => {
+                    assert_eq!(failure.status, 502, "{failure:?}");
+                    failed += 1;
+                }
+            }
+        }
+        failed
+    };
+    thread::scope(|scope| {
+        let asked = scope.spawn(|| ask_all(router.http(), &bodies, 4));
+        wait_until("the first node has work", || {
+            received(&decode[0]) > before && decode[0].metric("num_requests_running") > 0
+        });
+        signal(decode[0].pid(), Signal::STOP);
+        assert!(check(asked.join().unwrap()) > 0, "the node was stopped too late");
+    });
+    // Everybody noticed; the other node has the prefill node's whole pool.
+    wait_until("the blocks are back", || prefill.metric("pool_blocks_free") == 60);
+    assert_eq!(check(ask_all(router.http(), &bodies, 1)), 0);
+    signal(decode[0].pid(), Signal::CONT);
+    warm(9);
+    assert_eq!(check(ask_all(router.http(), &bodies, 4)), 0);
+    stop_all([router, prefill].into_iter().chain(decode), dir.path());
 }
