@@ -125,8 +125,10 @@ Examples:
                     --decode-peers shm:decode
     blockwire serve --node-role router  --model model.gguf --http 127.0.0.1:8000 \\
                     --prefill-peers shm:prefill --decode-peers shm:decode
-  Across hosts: tcp://HOST:PORT instead of shm:NAME. Addresses off the local host need a trusted
-  network: peers are not authenticated yet, so such a bind asks for --allow-unauthenticated.")]
+  Across hosts: tcp://HOST:PORT instead of shm:NAME, and a cluster key that all nodes share:
+    (umask 077; openssl rand -hex 32 > cluster.key)
+    blockwire serve ... --serving-bind tcp://0.0.0.0:7000 --cluster-key-file cluster.key
+  BLOCKWIRE_CLUSTER_KEY may hold the key instead. The key authenticates, it does not encrypt.")]
 pub(crate) struct ServeArgs {
     /// What this process is.
     #[arg(long, value_enum, default_value = "single")]
@@ -160,9 +162,13 @@ pub(crate) struct ServeArgs {
     /// Key that HTTP callers must send; may be repeated.
     #[arg(long, value_name = "KEY", env = "BLOCKWIRE_API_KEY")]
     pub(crate) api_key: Vec<String>,
-    /// Bind a tcp address that other hosts reach, although peers are not authenticated.
+    /// File with the key that all nodes of a deployment share; only its owner may read it. Without
+    /// one, BLOCKWIRE_CLUSTER_KEY may hold the key.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) cluster_key_file: Option<PathBuf>,
+    /// Use tcp addresses off the loopback without a cluster key: whoever reaches a port is a peer.
     #[arg(long)]
-    pub(crate) allow_unauthenticated: bool,
+    pub(crate) insecure: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

@@ -8,6 +8,7 @@ mod args;
 mod demo;
 mod fetch;
 mod generate;
+mod key;
 mod model;
 mod node;
 mod progress;

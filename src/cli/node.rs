@@ -1,6 +1,5 @@
 //! A process as its peers see it.
 
-use std::net::ToSocketAddrs;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
@@ -11,12 +10,12 @@ use blockwire::transport::Transport;
 use blockwire_runtime::files::ModelFiles;
 use blockwire_serving::protocol::NodeRole;
 use blockwire_shm::ShmTransport;
-use blockwire_tcp::TcpTransport;
+use blockwire_tcp::{TcpOptions, TcpTransport};
 use bytes::Bytes;
 use uuid::Uuid;
 
 use crate::args::ServeArgs;
-use crate::model::Unusable;
+use crate::key;
 
 /// Name and version of the arithmetic: nodes that differ here would differ in their last bits.
 const BACKEND: &str = "cpu/1";
@@ -43,30 +42,12 @@ pub(crate) fn endpoint(
         role: Bytes::from_static(role.as_str().as_bytes()),
         ..Identity::new(format!("{role}{place}"))
     };
+    let mut tcp = TcpOptions::default();
+    tcp.instance = instance();
+    tcp.cluster_key = key::cluster_key(args)?;
+    tcp.loopback_only = tcp.cluster_key.is_none() && !args.insecure;
     let transports: Vec<Arc<dyn Transport>> =
-        vec![Arc::new(ShmTransport::default()), Arc::new(TcpTransport::default())];
+        vec![Arc::new(ShmTransport::default()), Arc::new(TcpTransport::new(tcp))];
     let options = EndpointOptions::new(identity, pool.cloned(), transports);
     Ok(Arc::new(Endpoint::start(options).context("starting the endpoint")?))
-}
-
-/// Refuses a tcp bind that other hosts reach, unless the user insists: peers are not authenticated.
-pub(crate) fn check_exposure(args: &ServeArgs) -> Result<(), Unusable> {
-    let Some(bind) = args.serving_bind.as_ref().filter(|bind| bind.scheme() == "tcp") else {
-        return Ok(());
-    };
-    if args.allow_unauthenticated {
-        return Ok(());
-    }
-    // A name that does not resolve is reported by the bind itself.
-    let exposed = bind
-        .target()
-        .to_socket_addrs()
-        .is_ok_and(|addresses| addresses.into_iter().any(|address| !address.ip().is_loopback()));
-    if exposed {
-        return Err(Unusable(format!(
-            "--serving-bind {bind} is reachable from other hosts and peers are not authenticated: \
-             bind a loopback address, or add --allow-unauthenticated on a trusted network"
-        )));
-    }
-    Ok(())
 }

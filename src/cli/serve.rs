@@ -19,6 +19,7 @@ use blockwire_serving::scheduler::{BatchScheduler, LocalBackend};
 use tokio::net::TcpListener;
 
 use crate::args::{Fallback, Role, ServeArgs};
+use crate::key;
 use crate::model::{self, Unusable};
 use crate::node;
 use crate::stop::Stop;
@@ -57,7 +58,7 @@ fn check(args: &ServeArgs) -> Result<(), Unusable> {
         Role::Decode if args.serving_bind.is_none() => lacks("decode", "--serving-bind"),
         Role::Router if args.prefill_peers.is_empty() => lacks("router", "--prefill-peers"),
         Role::Router if args.decode_peers.is_empty() => lacks("router", "--decode-peers"),
-        _ => node::check_exposure(args),
+        _ => key::check_exposure(args, key::cluster_key(args)?.is_some()),
     }
 }
 

@@ -15,6 +15,7 @@ mod client;
 mod cluster;
 mod faults;
 mod hostile;
+mod keyed;
 mod models;
 mod node;
 mod openai;

@@ -63,6 +63,7 @@ impl Node {
             .env("XDG_RUNTIME_DIR", dir)
             .env_remove("BLOCKWIRE_MODEL")
             .env_remove("BLOCKWIRE_API_KEY")
+            .env_remove("BLOCKWIRE_CLUSTER_KEY")
             .env_remove("BLOCKWIRE_THREADS")
             .env("BLOCKWIRE_LOG", "info")
             .stdin(Stdio::null())

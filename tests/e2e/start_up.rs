@@ -46,7 +46,12 @@ fn misconfigured_roles_end_with_one_clear_line() {
     refused("prefill", &bind, &["blockwire: --node-role prefill needs --decode-peers"]);
     refused("router", &peers, &["blockwire: --node-role router needs --prefill-peers"]);
     refused("router", &["--prefill-peers", "shm:p"], &["needs --decode-peers"]);
-    refused("decode", &["--serving-bind", "tcp://0.0.0.0:0"], &["--allow-unauthenticated"]);
+    let exposed = ["--serving-bind", "tcp://0.0.0.0:0"];
+    refused("decode", &exposed, &["--cluster-key-file", "--insecure"]);
+    let far = ["--prefill-peers", "tcp://192.0.2.1:9", "--decode-peers", "shm:d"];
+    refused("router", &far, &["--prefill-peers tcp://192.0.2.1:9", "--cluster-key-file"]);
+    let far = ["--serving-bind", "shm:x", "--decode-peers", "tcp://192.0.2.1:9"];
+    refused("prefill", &far, &["--decode-peers tcp://192.0.2.1:9", "--cluster-key-file"]);
     refused("decode", &["--serving-bind", "9000"], &["9000", "tcp://HOST:PORT"]);
     refused("decode", &["--serving-bind", "carrier-pigeon:x"], &["carrier-pigeon"]);
     refused("decode", &["--serving-bind", "shm:../x"], &["shm:../x"]);
