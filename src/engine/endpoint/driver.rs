@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use super::backlog::Backlog;
 use super::connection::{Connection, Event, Events, Request, Shared};
 use super::handles::{Acceptance, How, IncomingHandoff};
+use super::strangers::Strangers;
 use super::{ConnectionError, EndpointOptions, Listening, ListeningError};
 use crate::clock;
 use crate::pool::{BlockPool, Pressure};
@@ -121,9 +122,10 @@ async fn listen(
     }
     let for_tasks = stopped.clone();
     let mut tasks = JoinSet::new();
+    let mut strangers = Strangers::new(clock::now());
     loop {
         tokio::select! {
-            link = next_link(listener.as_mut()), if tasks.len() < CONNECTIONS_MAX => {
+            link = next_link(listener.as_mut(), &mut strangers), if tasks.len() < CONNECTIONS_MAX => {
                 let task = Task::new(&options, link, for_tasks.clone());
                 let arrived = arrived.clone();
                 tasks.spawn_local(task.run(move |arrival| match arrival {
@@ -147,11 +149,11 @@ async fn listen(
 }
 
 /// The next link; peers that fail on the way in are logged and forgotten.
-async fn next_link(listener: &mut dyn Listener) -> Box<dyn Link> {
+async fn next_link(listener: &mut dyn Listener, strangers: &mut Strangers) -> Box<dyn Link> {
     loop {
         match poll_fn(|cx| listener.poll_accept(cx)).await {
             Ok(link) => return link,
-            Err(error) => tracing::warn!(%error, "a peer did not get in"),
+            Err(error) => strangers.note(&error, clock::now()),
         }
     }
 }

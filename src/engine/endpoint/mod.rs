@@ -14,6 +14,7 @@ mod backlog;
 mod connection;
 mod driver;
 mod handles;
+mod strangers;
 
 use std::future::Future;
 use std::io;
