@@ -17,7 +17,7 @@ use blockwire::pool::{
     Backing, BlockPool, Dtype, GatherList, KvSpec, LayerSpec, Part, PayloadOrder, PoolOptions,
     ReservedBlock, ScatterList, SealedBlock, SegmentSpec,
 };
-use blockwire_tcp::{SendWay, TcpOptions};
+use blockwire_tcp::{SendWay, SocketPath, TcpOptions};
 
 use crate::host;
 
@@ -34,23 +34,28 @@ pub enum Way {
     Floor,
     /// A link that sends like this, with digests or without.
     Link(SendWay, bool),
+    /// A link whose transfers the kernel makes, with digests.
+    Uring,
 }
 
 impl Way {
     /// All of them, the floor first.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Floor,
         Self::Link(SendWay::Copies, false),
         Self::Link(SendWay::Pages, false),
         Self::Link(SendWay::Copies, true),
         Self::Link(SendWay::Pages, true),
         Self::Link(SendWay::Measured, true),
+        Self::Uring,
     ];
 
     fn options(self) -> TcpOptions {
         let mut options = TcpOptions::default();
-        if let Self::Link(way, digest) = self {
-            (options.send_way, options.digest) = (way, digest);
+        match self {
+            Self::Floor => {}
+            Self::Link(way, digest) => (options.send_way, options.digest) = (way, digest),
+            Self::Uring => options.path = SocketPath::Uring,
         }
         options
     }
@@ -60,6 +65,7 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Floor => f.pad("floor: writev, readv"),
+            Self::Uring => f.pad("link, io_uring, digest"),
             Self::Link(way, true) => f.pad(&format!("link, {way:?}, digest")),
             Self::Link(way, false) => f.pad(&format!("link, {way:?}, no digest")),
         }

@@ -51,7 +51,7 @@ use blockwire::transport::{
 use tokio::net::lookup_host;
 
 pub use crate::key::{ClusterKey, ClusterKeyError};
-pub use crate::options::{SendWay, TcpOptions};
+pub use crate::options::{SendWay, SocketPath, TcpOptions};
 
 use crate::address::Target;
 use crate::greeting::{Role, greet};

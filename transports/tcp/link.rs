@@ -30,7 +30,7 @@ use crate::socket;
 /// The mechanism to one peer over TCP.
 #[derive(Debug)]
 pub(crate) struct TcpLink {
-    /// None once the link has ended.
+    /// None once the link has ended. Goes before the halves, whose memory the kernel may have from it.
     mover: Option<Box<dyn Mover>>,
     sender: Sender,
     receiver: Receiver,
@@ -71,14 +71,19 @@ impl TcpLink {
         let (local, peer) = (stream.local_addr()?, stream.peer_addr()?);
         let same_host = local.ip() == peer.ip() || peer.ip().to_canonical().is_loopback();
         socket::tune(&stream, same_host, options);
-        let mover = mover::choose(stream, options);
+        let mover = mover::choose(stream, options)?;
         let stats = Arc::<TransferStats>::default();
         let (own_sealer, their_sealer) =
             greeted.frame_keys.map(|(own, theirs)| (Sealer::new(own), Sealer::new(theirs))).unzip();
         let payload_len_max = options.payload_len_max.clamp(1, PAYLOAD_LEN_MAX);
         Ok(Self {
             sender: Sender::new(payload_len_max, options.digest, own_sealer, Arc::clone(&stats)),
-            receiver: Receiver::new(options.digest, their_sealer, Arc::clone(&stats)),
+            receiver: Receiver::new(
+                options.digest,
+                their_sealer,
+                mover.lends(),
+                Arc::clone(&stats),
+            ),
             stage: Stage::Open,
             write_error: None,
             pending: Vec::new(),
@@ -113,9 +118,9 @@ impl TcpLink {
             (Stage::Open, reason) => reason,
             _ => CloseReason::Local,
         };
-        self.sender.abort(&reason, events);
-        self.receiver.end_all(&reason, events);
         self.mover = None;
+        self.sender.abort(&reason, events);
+        self.receiver.abort(&reason, events);
         self.stage = Stage::Closed(reason.clone());
         events.push(LinkEvent::Closed(reason));
     }

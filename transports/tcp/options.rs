@@ -21,6 +21,21 @@ pub enum SendWay {
     Pages,
 }
 
+/// How bytes pass between sockets and memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SocketPath {
+    /// What was measured to be best: `Readiness`.
+    #[default]
+    Auto,
+    /// The process waits until a socket is ready, then reads or writes.
+    Readiness,
+    /// The kernel is given whole transfers (`io_uring`, with the feature `uring`); falls back to
+    /// `Readiness` where it does not allow that. Payload is copied by the system, whatever
+    /// [`TcpOptions::send_way`] says.
+    Uring,
+}
+
 /// Settings of all links of a [`TcpTransport`](crate::TcpTransport).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -35,6 +50,8 @@ pub struct TcpOptions {
     /// Most payload bytes of one frame: what a control frame may have to wait for. At least 1, at most
     /// [`PAYLOAD_LEN_MAX`].
     pub payload_len_max: u64,
+    /// How bytes pass between sockets and memory.
+    pub path: SocketPath,
     /// How payload leaves its blocks.
     pub send_way: SendWay,
     /// Whether payload is digested. Without, damaged bytes are not noticed. Both ends have to agree:
@@ -67,6 +84,7 @@ impl Default for TcpOptions {
             cluster_key: None,
             loopback_only: false,
             payload_len_max: PAYLOAD_LEN_MAX,
+            path: SocketPath::default(),
             send_way: SendWay::default(),
             digest: true,
             send_buffer_len: None,

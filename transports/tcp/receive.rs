@@ -11,6 +11,10 @@
 //! frame counts only once its tag was checked (`seal`).
 //!
 //! Should a peer guess a tag before it is told, its bytes are copied, and the copy is counted.
+//!
+//! Whoever gives the room to the kernel for longer than a call makes it [lent](Receiver::lend): until it
+//! is said what was filled, a `Land` that ends stays. Such a room never reaches past the next header,
+//! because a `Land` may be posted meanwhile.
 
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
@@ -40,6 +44,12 @@ pub(crate) struct Receiver {
     dropped: u64,
     digests: bool,
     sealer: Option<Sealer>,
+    /// Rooms are lent: none reaches past the next header.
+    lends: bool,
+    /// A room is with the kernel.
+    lent: bool,
+    /// A `Land` that ended meanwhile.
+    unwanted: Option<(StreamTag, OpError)>,
     stats: Arc<TransferStats>,
 }
 
@@ -84,7 +94,12 @@ struct Incoming {
 
 impl Receiver {
     /// Between two frames, nothing posted.
-    pub(crate) fn new(digests: bool, sealer: Option<Sealer>, stats: Arc<TransferStats>) -> Self {
+    pub(crate) fn new(
+        digests: bool,
+        sealer: Option<Sealer>,
+        lends: bool,
+        stats: Arc<TransferStats>,
+    ) -> Self {
         Self {
             ahead: Ahead::default(),
             stage: Stage::Header,
@@ -94,6 +109,9 @@ impl Receiver {
             dropped: 0,
             digests,
             sealer,
+            lends,
+            lent: false,
+            unwanted: None,
             stats,
         }
     }
@@ -125,7 +143,26 @@ impl Receiver {
         Ok(())
     }
 
-    /// Ends a `Land`. The room is free at once: nothing writes to it between two reads.
+    /// The room is with the kernel until [`filled`](Self::filled) is called.
+    #[cfg_attr(
+        not(all(target_os = "linux", feature = "uring")),
+        expect(dead_code, reason = "only rings borrow")
+    )]
+    pub(crate) fn lend(&mut self) {
+        debug_assert!(self.lends, "the room may reach too far");
+        self.lent = true;
+    }
+
+    /// Whether something is lent that should end: the kernel is to give the room back.
+    #[cfg_attr(
+        not(all(target_os = "linux", feature = "uring")),
+        expect(dead_code, reason = "only rings borrow")
+    )]
+    pub(crate) fn wants_back(&self) -> bool {
+        self.lent && self.unwanted.is_some()
+    }
+
+    /// Ends a `Land`. The room is free at once, unless it is lent: nothing writes to it between two reads.
     pub(crate) fn cancel(&mut self, op: OpId, events: &mut Vec<LinkEvent>) {
         let found = self.lands.iter().find(|(_, land)| land.op == op).map(|(tag, _)| *tag);
         if let Some(tag) = found {
@@ -135,15 +172,26 @@ impl Receiver {
 
     /// Ends every `Land`.
     pub(crate) fn end_all(&mut self, reason: &CloseReason, events: &mut Vec<LinkEvent>) {
-        while let Some((tag, _)) = self.lands.first_key_value() {
-            self.end(*tag, OpError::Closed(reason.clone()), events);
+        let tags: Vec<_> = self.lands.keys().copied().collect();
+        for tag in tags {
+            self.end(tag, OpError::Closed(reason.clone()), events);
         }
+    }
+
+    /// Ends everything at once: there is no wire any more, and no room is with the kernel.
+    pub(crate) fn abort(&mut self, reason: &CloseReason, events: &mut Vec<LinkEvent>) {
+        self.lent = false;
+        self.end_all(reason, events);
     }
 
     fn end(&mut self, ended: StreamTag, error: OpError, events: &mut Vec<LinkEvent>) {
         if let Stage::Payload { tag, left } = self.stage
             && tag == ended
         {
+            if self.lent {
+                self.unwanted.get_or_insert((ended, error));
+                return;
+            }
             self.note_dropped(tag, left);
             self.stage = Stage::Drop { left };
         }
@@ -176,7 +224,7 @@ impl Receiver {
 
     /// How many bytes may be read without knowing what they are.
     fn ahead_max(&self) -> usize {
-        if self.lands.is_empty() {
+        if self.lands.is_empty() && !self.lends {
             return AHEAD_LEN;
         }
         let between = if self.sealer.is_some() { SEAL_LEN } else { 0 } + HEADER_LEN;
@@ -197,6 +245,7 @@ impl Receiver {
         len: usize,
         events: &mut Vec<LinkEvent>,
     ) -> Result<(), Violation> {
+        self.lent = false;
         let mut of_payload = 0;
         if let Stage::Payload { tag, left } = self.stage
             && let Some(land) = self.lands.get_mut(&tag)
@@ -207,6 +256,11 @@ impl Receiver {
         }
         self.ahead.fill(len - of_payload);
         while self.step(events)? {}
+        if let Some((tag, error)) = self.unwanted.take()
+            && self.lands.contains_key(&tag)
+        {
+            self.end(tag, error, events);
+        }
         Ok(())
     }
 

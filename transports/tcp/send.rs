@@ -7,7 +7,8 @@
 //! ```
 //! so that control waits for one frame at most, and small control and payload share a write. Whoever
 //! sends payload in another way than the rest plans in two parts, [`Sender::plan_head`] and then
-//! [`Sender::plan_payload`].
+//! [`Sender::plan_payload`]. Whoever hands a plan to the kernel for longer than a call makes it
+//! [lent](Sender::lend): until it is said what was written, its bytes stay, whatever is cancelled.
 //!
 //! With a cluster key every frame has a tag (`seal`). That of a control frame is made when it is
 //! planned, when its number is known. That of a payload frame is known when its last byte was digested:
@@ -24,7 +25,7 @@ use blockwire::transport::{
 use blockwire::wire::{HEADER_LEN, Header};
 use bytes::{Buf, Bytes};
 
-use crate::seal::{SEAL_LEN, Sealer};
+use crate::seal::Sealer;
 
 /// Payload bytes of one write: they are digested right after it, while still in the cache.
 const PIECE_LEN: usize = 512 * 1024;
@@ -43,6 +44,10 @@ pub(crate) struct Sender {
     trailer: Bytes,
     payload_len_max: u64,
     digests: bool,
+    /// A plan is with the kernel.
+    lent: bool,
+    /// Control frames that were cancelled meanwhile.
+    unwanted: Vec<OpId>,
     stats: Arc<TransferStats>,
 }
 
@@ -51,8 +56,8 @@ pub(crate) struct Sender {
 struct Queued {
     op: OpId,
     frame: Bytes,
-    /// Its tag, and the number that it is made with.
-    seal: Option<(u64, [u8; SEAL_LEN])>,
+    /// Its tag, on the heap too, and the number that it is made with.
+    seal: Option<(u64, Bytes)>,
 }
 
 impl Queued {
@@ -81,7 +86,8 @@ struct Outgoing {
 /// The payload frame at work.
 #[derive(Debug)]
 struct Frame {
-    header: [u8; HEADER_LEN],
+    /// On the heap, where it stays when the sender moves.
+    header: Box<[u8; HEADER_LEN]>,
     header_written: usize,
     payload_left: u64,
 }
@@ -109,6 +115,8 @@ impl Sender {
             trailer: Bytes::new(),
             payload_len_max,
             digests,
+            lent: false,
+            unwanted: Vec::new(),
             stats,
         }
     }
@@ -142,7 +150,9 @@ impl Sender {
     /// Ends an operation: at once, or when the frame that was begun is out.
     pub(crate) fn cancel(&mut self, op: OpId, events: &mut Vec<LinkEvent>) {
         if let Some(index) = self.control.iter().position(|queued| queued.op == op) {
-            if index > 0 || self.control_written == 0 {
+            if self.lent {
+                self.unwanted.push(op);
+            } else if index > 0 || self.control_written == 0 {
                 self.control.remove(index);
                 events.push(control_done(op, Err(OpError::Cancelled)));
             }
@@ -158,9 +168,9 @@ impl Sender {
         }
     }
 
-    /// Ends everything at once: there is no wire any more.
+    /// Ends everything at once: there is no wire any more, and no plan is with the kernel.
     pub(crate) fn abort(&mut self, reason: &CloseReason, events: &mut Vec<LinkEvent>) {
-        self.frame = None;
+        (self.frame, self.lent) = (None, false);
         self.trailer.clear();
         self.end_streams(reason, events);
         let closed = || Err(OpError::Closed(reason.clone()));
@@ -168,7 +178,7 @@ impl Sender {
     }
 
     fn end_stream(&mut self, index: usize, error: OpError, events: &mut Vec<LinkEvent>) {
-        if index == 0 && self.frame.as_ref().is_some_and(Frame::begun) {
+        if index == 0 && (self.lent || self.frame.as_ref().is_some_and(Frame::begun)) {
             self.streams[0].ended.get_or_insert(error);
             return;
         }
@@ -179,6 +189,29 @@ impl Sender {
             stream.ended = Some(error);
             events.push(stream.complete());
         }
+    }
+
+    /// The plan is with the kernel until [`wrote`](Self::wrote) is called.
+    #[cfg_attr(
+        not(all(target_os = "linux", feature = "uring")),
+        expect(dead_code, reason = "only rings borrow")
+    )]
+    pub(crate) fn lend(&mut self) {
+        self.lent = true;
+    }
+
+    /// Whether something is lent that should end: the kernel is to give the plan back.
+    #[cfg_attr(
+        not(all(target_os = "linux", feature = "uring")),
+        expect(dead_code, reason = "only rings borrow")
+    )]
+    pub(crate) fn wants_back(&self) -> bool {
+        self.lent && (!self.unwanted.is_empty() || self.first_ends_unbegun())
+    }
+
+    fn first_ends_unbegun(&self) -> bool {
+        let begun = self.frame.as_ref().is_some_and(Frame::begun);
+        !begun && self.streams.front().is_some_and(|stream| stream.ended.is_some())
     }
 
     /// The next bytes; returns how many slices were set.
@@ -235,8 +268,9 @@ impl Sender {
     fn seal_control(&mut self, count: usize) {
         let Some(sealer) = &self.sealer else { return };
         for (number, queued) in (sealer.next()..).zip(self.control.iter_mut().take(count)) {
-            if queued.seal.is_none_or(|(sealed, _)| sealed != number) {
-                queued.seal = Some((number, sealer.of_frame(number, &queued.frame)));
+            if queued.seal.as_ref().is_none_or(|(sealed, _)| *sealed != number) {
+                let tag = Bytes::copy_from_slice(&sealer.of_frame(number, &queued.frame));
+                queued.seal = Some((number, tag));
             }
         }
     }
@@ -281,6 +315,20 @@ impl Sender {
             let rest = self.wrote_control(len, events);
             self.wrote_payload(rest, events);
         }
+        if std::mem::take(&mut self.lent) {
+            self.took_back(events);
+        }
+    }
+
+    /// Ends what was cancelled while it was lent.
+    fn took_back(&mut self, events: &mut Vec<LinkEvent>) {
+        for op in std::mem::take(&mut self.unwanted) {
+            self.cancel(op, events);
+        }
+        if self.first_ends_unbegun() {
+            self.frame = None;
+            events.extend(self.streams.pop_front().map(|stream| stream.complete()));
+        }
     }
 
     fn wrote_control(&mut self, mut len: usize, events: &mut Vec<LinkEvent>) -> usize {
@@ -305,7 +353,7 @@ impl Sender {
             return len;
         };
         if let Some(sealer) = self.sealer.as_mut().filter(|_| len > 0 && !frame.begun()) {
-            sealer.begin(&frame.header);
+            sealer.begin(&frame.header[..]);
         }
         let of_header = len.min(HEADER_LEN - frame.header_written);
         frame.header_written += of_header;
@@ -361,7 +409,7 @@ impl Outgoing {
     fn next_frame(&self, payload_len_max: u64) -> Frame {
         let payload_left = self.left().min(payload_len_max);
         let header = Header::payload(self.tag.0, self.cursor.position(), payload_left).encode(&[]);
-        Frame { header, header_written: 0, payload_left }
+        Frame { header: Box::new(header), header_written: 0, payload_left }
     }
 
     fn wrote(&mut self, len: usize, mut sealer: Option<&mut Sealer>) {

@@ -9,15 +9,19 @@ mod pace;
 #[cfg_attr(target_os = "linux", expect(unsafe_code, reason = "vmsplice takes raw slices"))]
 mod pages;
 mod readiness;
+#[cfg(all(target_os = "linux", feature = "uring"))]
+#[expect(unsafe_code, reason = "the kernel is given addresses")]
+mod uring;
 
 use std::fmt;
 use std::io;
+use std::sync::Once;
 use std::task::{Context, Poll};
 
 use blockwire::transport::{LinkEvent, Violation};
 use tokio::net::TcpStream;
 
-use crate::options::TcpOptions;
+use crate::options::{SocketPath, TcpOptions};
 use crate::receive::Receiver;
 use crate::send::Sender;
 
@@ -79,9 +83,32 @@ pub(crate) trait Mover: fmt::Debug {
 
     /// Whether payload may be read from its blocks after it was sent, until the peer has it.
     fn lingers(&self) -> bool;
+
+    /// Whether plans and rooms are with the kernel between two polls.
+    fn lends(&self) -> bool;
 }
 
 /// The mover for a connected socket.
-pub(crate) fn choose(stream: TcpStream, options: &TcpOptions) -> Box<dyn Mover> {
-    Box::new(Readiness::new(stream, options.send_way))
+///
+/// # Errors
+/// What the system says to the socket.
+pub(crate) fn choose(stream: TcpStream, options: &TcpOptions) -> io::Result<Box<dyn Mover>> {
+    if options.path == SocketPath::Uring {
+        #[cfg(all(target_os = "linux", feature = "uring"))]
+        match uring::open() {
+            Ok(ring) => return Ok(Box::new(uring::Uring::new(stream, ring)?)),
+            Err(error) => no_ring(&error),
+        }
+        #[cfg(not(all(target_os = "linux", feature = "uring")))]
+        no_ring(&io::ErrorKind::Unsupported.into());
+    }
+    Ok(Box::new(Readiness::new(stream, options.send_way)))
+}
+
+/// Says once that links go another way than was asked for.
+fn no_ring(error: &io::Error) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        tracing::warn!(%error, "no io_uring here; sockets are asked whether they are ready instead");
+    });
 }

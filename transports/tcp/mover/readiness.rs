@@ -161,6 +161,10 @@ impl Mover for Readiness {
     fn lingers(&self) -> bool {
         self.lingers
     }
+
+    fn lends(&self) -> bool {
+        false
+    }
 }
 
 fn may_retry(error: &io::Error) -> bool {

@@ -3,24 +3,28 @@
 
 use std::any::Any;
 use std::io::Write;
+use std::marker::PhantomData;
 use std::net::TcpStream;
 
 use blockwire::transport::{Address, Transport};
-use blockwire_conformance::Harness;
-use blockwire_tcp::{ClusterKey, TcpOptions, TcpTransport};
+use blockwire_conformance::{Harness, conformance_suite};
+use blockwire_tcp::{ClusterKey, SendWay, SocketPath, TcpOptions, TcpTransport};
 
-/// With a cluster key, and without.
-struct Tcp<const KEYED: bool>;
+/// Options of the links under test.
+trait Setting: 'static {
+    fn set(options: &mut TcpOptions);
+}
 
-impl<const KEYED: bool> Harness for Tcp<KEYED> {
+struct Over<S>(PhantomData<S>);
+
+impl<S: Setting> Harness for Over<S> {
     fn new() -> Self {
-        Self
+        Self(PhantomData)
     }
 
     fn transport(&self) -> Box<dyn Transport> {
         let mut options = TcpOptions::default();
-        let key = ClusterKey::from_text("a cluster key for tests, 0123456789abcdef").unwrap();
-        options.cluster_key = KEYED.then_some(key);
+        S::set(&mut options);
         Box::new(TcpTransport::new(options))
     }
 
@@ -36,10 +40,38 @@ impl<const KEYED: bool> Harness for Tcp<KEYED> {
     }
 }
 
-mod open {
-    blockwire_conformance::conformance_suite!(super::Tcp<false>);
+/// A suite for each way that bytes go between sockets and blocks.
+macro_rules! suites {
+    ($($name:ident: $set:expr;)*) => {
+        $(mod $name {
+            use super::*;
+
+            struct Set;
+
+            impl Setting for Set {
+                fn set(options: &mut TcpOptions) {
+                    let set: fn(&mut TcpOptions) = $set;
+                    set(options);
+                }
+            }
+
+            conformance_suite!(Over<Set>);
+        })*
+    };
 }
 
-mod keyed {
-    blockwire_conformance::conformance_suite!(super::Tcp<true>);
+suites! {
+    open: |_| {};
+    keyed: with_key;
+    copies: |options| options.send_way = SendWay::Copies;
+    uring: |options| options.path = SocketPath::Uring;
+    uring_keyed: |options| {
+        options.path = SocketPath::Uring;
+        with_key(options);
+    };
+}
+
+fn with_key(options: &mut TcpOptions) {
+    let key = ClusterKey::from_text("a cluster key for tests, 0123456789abcdef").unwrap();
+    options.cluster_key = Some(key);
 }

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use blockwire::transport::{CloseReason, Op, OpError};
-use blockwire_tcp::TcpOptions;
+use blockwire_tcp::{SocketPath, TcpOptions};
 use common::*;
 
 /// Streams of several lengths and control frames, both ways at once.
@@ -75,6 +75,16 @@ fn tiny_kernel_buffers_cut_every_frame() {
         options.payload_len_max = 5000;
         run(exchange(options, "tcp://127.0.0.1:0", 4));
     }
+}
+
+#[test]
+fn the_kernel_makes_the_same_transfers() {
+    let mut options = TcpOptions::default();
+    options.path = SocketPath::Uring;
+    run(exchange(options.clone(), "tcp://127.0.0.1:0", 100));
+    (options.send_buffer_len, options.receive_buffer_len) = (Some(4096), Some(4096));
+    options.payload_len_max = 5000;
+    run(exchange(options, "tcp://127.0.0.1:0", 4));
 }
 
 #[test]
