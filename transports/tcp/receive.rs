@@ -222,6 +222,11 @@ impl Receiver {
         count + 1
     }
 
+    /// Payload bytes of the frame at work that go straight to their blocks.
+    pub(crate) fn payload_left(&self) -> usize {
+        if let Stage::Payload { left, .. } = self.stage { left } else { 0 }
+    }
+
     /// How many bytes may be read without knowing what they are.
     fn ahead_max(&self) -> usize {
         if self.lands.is_empty() && !self.lends {

@@ -3,6 +3,10 @@
 //! A [`Mover`] knows a socket, and no framing: what goes next is the [`Sender`]'s to say, what belongs
 //! where is the [`Receiver`]'s.
 
+#[cfg_attr(target_os = "linux", path = "linux/low_water.rs")]
+#[cfg_attr(not(target_os = "linux"), path = "macos/low_water.rs")]
+#[cfg_attr(target_os = "linux", expect(unsafe_code, reason = "an option that no library sets"))]
+mod low_water;
 mod pace;
 #[cfg_attr(target_os = "linux", path = "linux/pages.rs")]
 #[cfg_attr(not(target_os = "linux"), path = "macos/pages.rs")]

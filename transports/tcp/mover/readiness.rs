@@ -11,6 +11,7 @@ use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
+use super::low_water;
 use super::pace::{By, Pace};
 use super::pages::{Pages, send_head};
 use super::{Mover, POLL_CALLS_MAX, POLL_LEN_MAX, SLICES_MAX, Stop};
@@ -22,6 +23,10 @@ use crate::send::Sender;
 /// than the two further calls.
 const PAGES_LEN_MIN: u64 = 64 << 10;
 
+/// Bytes of a payload that a receiver is woken for: each wake-up and its calls cost as much as copying
+/// several kilobytes. Small beside any receive buffer, so that the peer never has to wait.
+const WAKE_LEN: usize = 64 << 10;
+
 /// A socket that never blocks.
 #[derive(Debug)]
 pub(super) struct Readiness {
@@ -31,6 +36,8 @@ pub(super) struct Readiness {
     /// Some while there is a choice.
     pace: Option<Pace>,
     lingers: bool,
+    /// Bytes that wake this end.
+    low_water: usize,
 }
 
 impl Readiness {
@@ -39,7 +46,17 @@ impl Readiness {
         let pages = (way != SendWay::Copies).then(Pages::open).and_then(Result::ok);
         let (lingers, chooses) = (pages.is_some(), way == SendWay::Measured);
         let pace = (lingers && chooses).then(|| Pace::new(By::Pages));
-        Self { stream, pages, pace, lingers }
+        Self { stream, pages, pace, lingers, low_water: 1 }
+    }
+
+    /// Sets what wakes this end, if it is not so already.
+    fn set_low_water(&mut self, len: usize) {
+        if len != self.low_water {
+            self.low_water = len;
+            if let Err(error) = low_water::set(&self.stream, len) {
+                tracing::debug!(%error, "every byte wakes the receiver");
+            }
+        }
     }
 
     /// Sends once; says how many bytes of the sender's.
@@ -133,6 +150,8 @@ impl Mover for Readiness {
         events: &mut Vec<LinkEvent>,
     ) -> Poll<Result<(), Stop>> {
         let mut bytes = 0;
+        // What it was set for may have been cancelled.
+        self.set_low_water(wake_len(receiver).min(self.low_water));
         for _ in 0..POLL_CALLS_MAX {
             ready!(self.stream.poll_read_ready(cx)).map_err(Stop::Lost)?;
             let mut slices: [IoSliceMut<'_>; SLICES_MAX] =
@@ -144,7 +163,8 @@ impl Mover for Readiness {
                     receiver.filled(len, events).map_err(Stop::Violated)?;
                     bytes += len;
                 }
-                Err(error) if may_retry(&error) => {}
+                // It sleeps next.
+                Err(error) if may_retry(&error) => self.set_low_water(wake_len(receiver)),
                 Err(error) => return Poll::Ready(Err(Stop::Lost(error))),
             }
             if bytes >= POLL_LEN_MAX {
@@ -165,6 +185,10 @@ impl Mover for Readiness {
     fn lends(&self) -> bool {
         false
     }
+}
+
+fn wake_len(receiver: &Receiver) -> usize {
+    if receiver.payload_left() < WAKE_LEN { 1 } else { WAKE_LEN }
 }
 
 fn may_retry(error: &io::Error) -> bool {

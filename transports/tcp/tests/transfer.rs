@@ -257,6 +257,50 @@ fn a_dead_peer_completes_every_operation() {
     });
 }
 
+/// A receiver in the middle of a large frame sleeps until there is something worth the while, and is
+/// woken by every byte again when the frame is out or given up.
+#[cfg(target_os = "linux")]
+#[test]
+fn small_pieces_of_a_large_payload_wake_nobody() {
+    for cancelled in [false, true] {
+        run(async {
+            let (mut socket, mut link) = raw().await;
+            let (_, bytes, digest) = payload(&pool(4), 4 * 16, 0);
+            let to = pool(4);
+            let landed = land(&mut link, 1, room(&to, 4 * 16));
+            let frame = payload_frame(1, 0, &bytes);
+            socket.write_all(&frame[..1000]).unwrap();
+            until(&mut [&mut link], |sides| sides[0].link.stats().landed() > 0).await;
+            let count = Arc::new(Count(AtomicUsize::new(0)));
+            let waker = Waker::from(Arc::clone(&count));
+            let mut cx = Context::from_waker(&waker);
+            while link.link.poll_progress(&mut cx, &mut link.events).is_ready() {}
+            socket.write_all(&frame[1000..9000]).unwrap();
+            // Turns of the reactor: what loopback has delivered, it reports.
+            for _ in 0..200 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(count.0.load(Relaxed), 0);
+            if cancelled {
+                link.link.cancel(landed);
+                while link.link.poll_progress(&mut cx, &mut link.events).is_ready() {}
+            }
+            let end = if cancelled { 9100 } else { 9000 + (64 << 10) };
+            socket.write_all(&frame[9000..end]).unwrap();
+            while count.0.load(Relaxed) == 0 {
+                tokio::task::yield_now().await;
+            }
+            socket.write_all(&frame[end..]).unwrap();
+            socket.write_all(&message(b"after")).unwrap();
+            until(&mut [&mut link], |sides| !sides[0].received().is_empty()).await;
+            match link.outcome(landed).unwrap() {
+                Ok(value) => assert!(!cancelled && value == digest),
+                Err(error) => assert!(cancelled, "{error}"),
+            }
+        });
+    }
+}
+
 struct Count(AtomicUsize);
 
 impl Wake for Count {

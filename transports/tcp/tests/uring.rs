@@ -5,10 +5,11 @@
 mod common;
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blockwire::transport::{CloseReason, OpError};
-use blockwire_tcp::{SocketPath, TcpOptions, TcpTransport};
+use blockwire_tcp::{SocketPath, TcpOptions};
 use common::*;
 
 /// Tests count the rings of the process.
@@ -33,14 +34,11 @@ fn rings() -> usize {
 }
 
 /// A link over a ring, and a peer that reads and writes when it is told to.
-async fn raw(options: TcpOptions) -> (std::net::TcpStream, Side) {
-    let mut listener = listen(&TcpTransport::new(options), "tcp://127.0.0.1:0").await;
-    let target = listener.local_address().target().to_owned();
-    let stream = std::net::TcpStream::connect(target).unwrap();
+async fn ringed(options: TcpOptions) -> (TcpStream, Side) {
     let before = rings();
-    let side = accept(&mut listener).await;
-    assert!(rings() > before, "the link has no ring");
-    (stream, side)
+    let raw = raw_at(options).await;
+    assert_eq!(rings(), before + 1, "the link has no ring");
+    raw
 }
 
 /// The kernel fills a room while its `Land` is cancelled: it comes back, and nothing is written to it.
@@ -48,7 +46,7 @@ async fn raw(options: TcpOptions) -> (std::net::TcpStream, Side) {
 fn a_room_that_is_cancelled_comes_back_untouched_by_what_follows() {
     let Some((options, _one)) = options() else { return };
     run(async {
-        let (mut socket, mut link) = raw(options).await;
+        let (mut socket, mut link) = ringed(options).await;
         let to = pool(8);
         let (_, bytes, digest) = payload(&pool(8), 4 * 16, 3);
         let landed = land(&mut link, 1, room(&to, 4 * 16));
@@ -82,7 +80,7 @@ fn a_room_that_is_cancelled_comes_back_untouched_by_what_follows() {
 fn a_stream_that_is_cancelled_ends_on_a_whole_frame() {
     let Some((options, _one)) = options() else { return };
     run(async {
-        let (mut socket, mut link) = raw(options).await;
+        let (mut socket, mut link) = ringed(options).await;
         let from = pool(2048);
         let (list, bytes, _) = payload(&from, 2000 * 16, 0);
         let sent = stream(&mut link, 1, list);
@@ -129,7 +127,7 @@ fn a_stream_that_is_cancelled_ends_on_a_whole_frame() {
 fn a_dropped_link_waits_for_the_kernel() {
     let Some((options, _one)) = options() else { return };
     run(async {
-        let (mut socket, mut link) = raw(options).await;
+        let (mut socket, mut link) = ringed(options).await;
         let pool = pool(4096);
         let (list, ..) = payload(&pool, 2000 * 16, 0);
         let (_, bytes, _) = payload(&pool, 16, 0);

@@ -147,7 +147,12 @@ pub(crate) async fn pair() -> (Side, Side) {
 
 /// A link whose peer is a plain socket, greeted and no more.
 pub(crate) async fn raw() -> (TcpStream, Side) {
-    let mut listener = listen(&TcpTransport::default(), "tcp://127.0.0.1:0").await;
+    raw_at(TcpOptions::default()).await
+}
+
+/// Like [`raw`], with options.
+pub(crate) async fn raw_at(options: TcpOptions) -> (TcpStream, Side) {
+    let mut listener = listen(&TcpTransport::new(options), "tcp://127.0.0.1:0").await;
     let mut stream = TcpStream::connect(listener.local_address().target()).unwrap();
     stream.set_nodelay(true).unwrap();
     stream.write_all(&greeting(false)).unwrap();
