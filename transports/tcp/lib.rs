@@ -74,9 +74,9 @@ const PLACEHOLDER: &str = "the hosts file of this system gives its name a loopba
 /// runtime.block_on(async {
 ///     let transport = TcpTransport::default();
 ///     let mut listener = transport.listen(&"tcp://127.0.0.1:0".parse().unwrap()).await.unwrap();
-///     let accepting = std::future::poll_fn(|cx| listener.poll_accept(cx));
 ///     // Both ends greet.
 ///     let dialled = transport.connect(&listener.local_address());
+///     let accepting = std::future::poll_fn(|cx| listener.poll_accept(cx));
 ///     let (dialled, accepted) = tokio::join!(dialled, accepting);
 ///     assert_eq!(dialled.unwrap().capabilities(), accepted.unwrap().capabilities());
 /// });
