@@ -28,6 +28,7 @@ pub mod payload;
 pub mod refusal;
 pub mod resources;
 pub mod rig;
+pub mod script;
 pub mod store;
 pub mod violation;
 pub mod wakeups;

@@ -14,13 +14,13 @@ use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions, TransferStats};
 use blockwire::session::{DeclineCode, HandoffKey, Identity, Timing};
 use blockwire::transport::{Address, Transport};
+use blockwire_conformance::script::Script;
 use blockwire_shm::{ShmOptions, ShmTransport};
 use bytes::Bytes;
 use tokio::task::{JoinHandle, JoinSet, spawn_local, yield_now};
 use uuid::Uuid;
 
 use super::peer::{Liar, SMALL_RING};
-use super::script::Script;
 use super::watched::{Watched, polls};
 use super::{QUIET_TURNS, SETTLE_TURNS};
 

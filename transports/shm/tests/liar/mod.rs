@@ -10,14 +10,11 @@
 mod host;
 mod memory;
 mod peer;
-mod script;
 mod watched;
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::Duration;
-
-pub use script::Random;
 
 /// Whatever hangs, hangs no longer than this.
 const WATCHDOG: Duration = Duration::from_secs(30);

@@ -10,6 +10,7 @@ use std::path::Path;
 use blockwire::pool::{Digest, Layout, PoolShape, REGION_ALIGN};
 use blockwire::session::HandoffKey;
 use blockwire::wire::{Header, Kind, body, encode_frame};
+use blockwire_conformance::script::Script;
 use bytes::Bytes;
 use memmap2::{Mmap, MmapOptions};
 use rustix::net::{
@@ -21,7 +22,6 @@ use uuid::Uuid;
 
 use super::host::{OFFERS, offered_key, offered_tokens, settle, spec};
 use super::memory::Memory;
-use super::script::Script;
 
 /// The smallest ring, so that everything wraps and waits.
 pub const SMALL_RING: usize = 4096;

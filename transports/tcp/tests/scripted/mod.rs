@@ -6,14 +6,12 @@
 //! Everything runs on one thread, so that a script plays nearly the same way each time.
 #![allow(unreachable_pub, reason = "each binary uses its part")]
 
-#[path = "../../../shm/tests/liar/script.rs"]
-mod script;
-
 use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
 use blockwire::transport::{Listener, Transport};
+use blockwire_conformance::script::Script;
 use blockwire_tcp::{TcpOptions, TcpTransport};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -21,8 +19,6 @@ use tokio::net::TcpStream;
 use tokio::task::yield_now;
 
 use crate::common::*;
-pub use script::Random;
-use script::Script;
 
 /// Looks at a side or a listener after each thing that the stranger does.
 const TURNS: usize = 6;

@@ -1,15 +1,28 @@
-//! Where a liar's decisions come from.
+//! Where a lying peer's decisions come from: arbitrary bytes, of a fuzzer, a file or a seed.
+//!
+//! A test of seeds calls [`play_seeds`]. `BLOCKWIRE_FUZZ_SECONDS` says for how long new seeds are tried,
+//! `BLOCKWIRE_FUZZ_SEED` names one to be played alone.
+
+use std::time::Duration;
+
+use blockwire::clock;
+
+/// Long enough for some hundred scripts.
+const SECONDS: u64 = 5;
 
 /// Arbitrary bytes, read as decisions.
+#[derive(Debug)]
 pub struct Script<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Script<'a> {
+    /// Decisions that are not taken yet.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
     }
 
+    /// Whether no byte is left.
     pub fn is_over(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -55,10 +68,10 @@ impl<'a> Script<'a> {
 }
 
 /// Numbers from a seed (xorshift64*, Vigna 2016).
-pub struct Random(u64);
+struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
@@ -70,8 +83,50 @@ impl Random {
     }
 
     /// A script of some length.
-    pub fn script(&mut self) -> Vec<u8> {
+    fn script(&mut self) -> Vec<u8> {
         let len = 8 + self.next() % 400;
         (0..len).map(|_| (self.next() >> 56) as u8).collect()
+    }
+}
+
+/// Plays the scripts of one seed after the other.
+///
+/// # Panics
+/// When `play` does, with the seed's number; and when a variable is no number.
+pub fn play_seeds(play: impl Fn(&[u8])) {
+    if let Some(seed) = number_of("BLOCKWIRE_FUZZ_SEED") {
+        return play_seed(seed, &play);
+    }
+    let seconds = number_of("BLOCKWIRE_FUZZ_SECONDS");
+    // Short runs play the same scripts each time, long ones others.
+    let first = if seconds.is_some() { u64::from(std::process::id()) << 32 } else { 0 };
+    let end = clock::now() + Duration::from_secs(seconds.unwrap_or(SECONDS));
+    let mut seeds = 0;
+    while clock::now() < end {
+        play_seed(first + seeds, &play);
+        seeds += 1;
+    }
+    eprintln!("{seeds} scripts from seed {first}");
+}
+
+fn play_seed(seed: u64, play: impl Fn(&[u8])) {
+    let playing = Playing(seed);
+    play(&Random::new(seed).script());
+    drop(playing);
+}
+
+/// What a variable of the environment says, if it is there.
+fn number_of(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|value| value.parse().expect("a number"))
+}
+
+/// Names the seed whose script fails.
+struct Playing(u64);
+
+impl Drop for Playing {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("replay this with BLOCKWIRE_FUZZ_SEED={}", self.0);
+        }
     }
 }
