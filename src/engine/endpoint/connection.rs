@@ -79,6 +79,11 @@ impl Connection {
         &self.0.peer_address
     }
 
+    /// Whether both are handles on one connection, and not on two to the same peer.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// What the link can do.
     pub fn capabilities(&self) -> Capabilities {
         self.0.capabilities

@@ -1,10 +1,9 @@
 //! The decode role: take a cache over, join the running batch, generate.
 
-use blockwire::endpoint::IncomingHandoff;
+use blockwire::endpoint::{Connection, IncomingHandoff};
 use blockwire::ingest::{IngestError, IngestOptions, ingest_sequence_handoff};
 use blockwire::session::DeclineCode;
 use tokio::sync::mpsc;
-use uuid::Uuid;
 
 use super::tasks::{self, Tasks};
 use super::{ResultSink, ServingCoordinator};
@@ -33,7 +32,7 @@ impl ServingCoordinator {
     pub(super) fn spawn_decode(
         &self,
         tasks: &mut Tasks,
-        owner: Option<Uuid>,
+        owner: Option<Connection>,
         item: DecodeRoleHandoff,
     ) {
         let (node, id) = (self.clone(), item.request.id);

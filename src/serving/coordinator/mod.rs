@@ -15,6 +15,7 @@ mod decode;
 mod metrics;
 mod network;
 pub(crate) mod peers;
+mod persistence;
 mod prefill;
 mod tasks;
 

@@ -1,6 +1,5 @@
 //! The networked forms of the roles: connections in, work items out.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::time::Duration;
 
@@ -9,10 +8,9 @@ use blockwire::session::{DeclineCode, PeerMessage};
 use blockwire::transport::Address;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use uuid::Uuid;
 
 use super::decode::DecodeRoleHandoff;
-use super::peers::{Change, PeerSet, Update, UpdateSender, updates};
+use super::peers::{Change, Connected, PeerSet, Update, UpdateSender, updates};
 use super::prefill::PrefillRoleRequest;
 use super::tasks::Tasks;
 use super::{ResultSink, ServingCoordinator};
@@ -92,13 +90,13 @@ impl ServingCoordinator {
 /// What a networked role keeps: its routers and its requests.
 struct Node<'a> {
     coordinator: &'a ServingCoordinator,
-    routers: HashMap<Uuid, Connection>,
+    routers: Connected,
     tasks: Tasks,
 }
 
 impl<'a> Node<'a> {
     fn new(coordinator: &'a ServingCoordinator) -> Self {
-        Self { coordinator, routers: HashMap::new(), tasks: Tasks::default() }
+        Self { coordinator, routers: Connected::default(), tasks: Tasks::default() }
     }
 
     async fn run(
@@ -145,15 +143,12 @@ impl<'a> Node<'a> {
         if NodeRole::parse(&peer.role) != Some(NodeRole::Router) {
             return;
         }
+        self.routers.note(update);
         match update.change {
-            Change::Up => {
-                tracing::info!(router = peer.name, "router connected");
-                self.routers.insert(peer.instance, update.connection.clone());
-            }
+            Change::Up => tracing::info!(router = peer.name, "router connected"),
             Change::Down(_) => {
                 tracing::info!(router = peer.name, "router gone");
-                self.routers.remove(&peer.instance);
-                self.tasks.cancel_owner(peer.instance);
+                self.tasks.cancel_owner(&update.connection);
             }
             Change::Event(_) => {}
         }
@@ -174,7 +169,7 @@ impl<'a> Node<'a> {
                     Ok((request, to, reply_to)) => {
                         let decode = decode.by_instance(to);
                         let item = PrefillRoleRequest { request, decode, reply_to, results };
-                        let owner = Some(from.peer().instance);
+                        let owner = Some(from.clone());
                         self.coordinator.spawn_prefill(&mut self.tasks, owner, item);
                     }
                     Err(error) => {
@@ -202,13 +197,13 @@ impl<'a> Node<'a> {
                 return;
             }
         };
-        let Some(connection) = self.routers.get(&reply_to).cloned() else {
+        let Some(connection) = self.routers.by_instance(reply_to).cloned() else {
             incoming.decline(DeclineCode::DeclineNoPath, "its router is not connected here");
             return;
         };
-        let results = ResultSink::Peer { connection, request: id };
+        let results = ResultSink::Peer { connection: connection.clone(), request: id };
         let item = DecodeRoleHandoff { request, first_token, incoming, results };
-        self.coordinator.spawn_decode(&mut self.tasks, Some(reply_to), item);
+        self.coordinator.spawn_decode(&mut self.tasks, Some(connection), item);
     }
 }
 

@@ -2,18 +2,16 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use blockwire::endpoint::{Connection, Endpoint, Event, Events};
+use blockwire::endpoint::{Connection, ConnectionError, Endpoint, Event, Events};
 use blockwire::session::SessionEnd;
 use blockwire::transport::Address;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
+use super::persistence::{Persistence, Standing};
 use crate::protocol::NodeRole;
 
-/// First and longest pause between two tries to reach a peer.
-const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// Updates that wait for the role's loop; more slow their peers down.
 const UPDATES_MAX: usize = 1024;
 
@@ -62,14 +60,47 @@ impl UpdateSender {
     }
 }
 
-/// The peers of one role that are connected now, by instance.
+/// Connections that are open now, by the peer's instance. A peer may have several: it was dialled under
+/// two addresses, or it came back before its old connection was known to be dead.
+#[derive(Debug, Default)]
+pub(crate) struct Connected(HashMap<Uuid, Vec<Connection>>);
+
+impl Connected {
+    /// Notes a connection as open, or as over.
+    pub(crate) fn note(&mut self, update: &Update) {
+        let (connection, instance) = (&update.connection, update.connection.peer().instance);
+        match update.change {
+            Change::Up => self.0.entry(instance).or_default().push(connection.clone()),
+            Change::Down(_) => {
+                let open = self.0.entry(instance).or_default();
+                open.retain(|other| !other.is_same(connection));
+                if open.is_empty() {
+                    self.0.remove(&instance);
+                }
+            }
+            Change::Event(_) => {}
+        }
+    }
+
+    /// The newest connection to a peer.
+    pub(crate) fn by_instance(&self, instance: Uuid) -> Option<&Connection> {
+        self.0.get(&instance).and_then(|open| open.last())
+    }
+
+    /// The newest connection to each peer.
+    pub(crate) fn newest(&self) -> impl Iterator<Item = &Connection> {
+        self.0.values().filter_map(|open| open.last())
+    }
+}
+
+/// The peers of one role that are connected now.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerSet(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     role: NodeRole,
-    connected: Mutex<HashMap<Uuid, Connection>>,
+    connected: Mutex<Connected>,
 }
 
 impl PeerSet {
@@ -78,31 +109,41 @@ impl PeerSet {
         Self(Arc::new(Inner { role, connected: Mutex::default() }))
     }
 
-    /// Keeps a connection to `address`, for as long as the future runs.
+    /// Keeps a connection to `address`, for as long as the future runs. The address is looked up anew at
+    /// every try.
     pub(crate) async fn keep(self, endpoint: Arc<Endpoint>, address: Address, to: UpdateSender) {
-        let (mut pause, longest) = RETRY_PAUSE;
-        let mut told = false;
+        let mut persistence = Persistence::default();
         loop {
             match endpoint.connect(&address).await {
                 Ok((connection, events)) if self.admits(&connection) => {
-                    tracing::info!(%address, peer = connection.peer().name, "connected");
-                    (pause, told) = (RETRY_PAUSE.0, false);
+                    if persistence.stands(Standing::Up) {
+                        tracing::info!(%address, peer = connection.peer().name, "connected");
+                    }
                     to.pump(connection, events).await;
-                    tracing::warn!(%address, "connection lost");
+                    if persistence.stands(Standing::Lost) {
+                        tracing::warn!(%address, "connection lost");
+                    }
                 }
                 Ok((connection, _)) => {
-                    let role = String::from_utf8_lossy(&connection.peer().role).into_owned();
-                    tracing::error!(%address, expected = %self.0.role, role, "wrong role");
+                    if persistence.stands(Standing::WrongRole) {
+                        let role = String::from_utf8_lossy(&connection.peer().role).into_owned();
+                        tracing::error!(%address, expected = %self.0.role, role, "wrong role");
+                    }
                     connection.close("wrong role");
                 }
-                // A peer that is not up yet is said once; a refusal is worth a line each.
-                Err(error) if !std::mem::replace(&mut told, true) => {
-                    tracing::warn!(%error, "no connection yet, trying on");
+                Err(error) => {
+                    let standing = match error {
+                        ConnectionError::Handshake { .. } => Standing::Refused,
+                        _ => Standing::Unreachable,
+                    };
+                    if persistence.stands(standing) {
+                        tracing::warn!(%error, "no connection yet, trying on");
+                    } else {
+                        tracing::debug!(%error, "no connection yet");
+                    }
                 }
-                Err(error) => tracing::debug!(%error, "no connection yet"),
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(longest);
+            persistence.rest().await;
         }
     }
 
@@ -113,32 +154,25 @@ impl PeerSet {
 
     /// Notes a peer of this set's role as connected or gone.
     pub(crate) fn note(&self, update: &Update) {
-        if !self.admits(&update.connection) {
-            return;
-        }
-        let instance = update.connection.peer().instance;
-        match update.change {
-            Change::Up => {
-                self.lock().insert(instance, update.connection.clone());
-            }
-            Change::Down(_) => {
-                self.lock().remove(&instance);
-            }
-            Change::Event(_) => {}
+        if self.admits(&update.connection) {
+            self.lock().note(update);
         }
     }
 
     /// The peers that are connected now.
     pub(crate) fn connected(&self) -> Vec<Connection> {
-        self.lock().values().cloned().collect()
+        self.lock().newest().cloned().collect()
     }
 
     /// A peer that is connected now.
     pub(crate) fn by_instance(&self, instance: Uuid) -> Option<Connection> {
-        self.lock().get(&instance).cloned()
+        self.lock().by_instance(instance).cloned()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Connection>> {
+    fn lock(&self) -> MutexGuard<'_, Connected> {
         self.0.connected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

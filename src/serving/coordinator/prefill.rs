@@ -37,7 +37,7 @@ impl ServingCoordinator {
     pub(super) fn spawn_prefill(
         &self,
         tasks: &mut Tasks,
-        owner: Option<Uuid>,
+        owner: Option<Connection>,
         item: PrefillRoleRequest,
     ) {
         let (node, id) = (self.clone(), item.request.id);

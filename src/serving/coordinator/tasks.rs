@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 
+use blockwire::endpoint::Connection;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use uuid::Uuid;
@@ -32,7 +33,7 @@ pub(super) struct Tasks {
 
 #[derive(Debug)]
 struct Entry {
-    owner: Option<Uuid>,
+    owner: Option<Connection>,
     abort: AbortHandle,
 }
 
@@ -41,7 +42,7 @@ impl Tasks {
     pub(super) fn spawn(
         &mut self,
         request: Uuid,
-        owner: Option<Uuid>,
+        owner: Option<Connection>,
         task: impl Future<Output = ()> + Send + 'static,
     ) {
         let abort = self.running.spawn(task);
@@ -58,10 +59,10 @@ impl Tasks {
         }
     }
 
-    /// Ends every task of an owner.
-    pub(super) fn cancel_owner(&mut self, owner: Uuid) {
+    /// Ends every task of an owner: the connection on which its results go.
+    pub(super) fn cancel_owner(&mut self, owner: &Connection) {
         self.by_request.retain(|_, entry| {
-            let lost = entry.owner == Some(owner);
+            let lost = entry.owner.as_ref().is_some_and(|it| it.is_same(owner));
             if lost {
                 entry.abort.abort();
             }
