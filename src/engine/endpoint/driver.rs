@@ -180,6 +180,8 @@ struct Task {
     pressure: Option<Pressure>,
     shared: std::sync::Weak<Shared>,
     link_events: Vec<LinkEvent>,
+    /// Payload bytes of the link at the last look.
+    moved: u64,
 }
 
 impl Task {
@@ -221,6 +223,7 @@ impl Task {
             pressure: options.pool.as_ref().map(BlockPool::pressure),
             shared: std::sync::Weak::new(),
             link_events: Vec::new(),
+            moved: 0,
         }
     }
 
@@ -258,6 +261,10 @@ impl Task {
             let mut events = std::mem::take(&mut self.link_events);
             more |= self.link.poll_progress(cx, &mut events).is_ready();
             let now = clock::now();
+            let moved = self.link.stats().sent() + self.link.stats().landed();
+            if std::mem::replace(&mut self.moved, moved) != moved {
+                self.session.handle_traffic(now);
+            }
             for event in events.drain(..) {
                 let closed = matches!(event, LinkEvent::Closed(_));
                 self.session.handle_event(event, now);

@@ -308,6 +308,11 @@ impl Session {
         }
     }
 
+    /// Payload moved on the link: the peer lives, though its frames may wait behind the payload.
+    pub fn handle_traffic(&mut self, now: Instant) {
+        (self.heard, self.pinged) = (now, false);
+    }
+
     /// Time passed.
     pub fn handle_time(&mut self, now: Instant) {
         self.revoke_overdue(now);

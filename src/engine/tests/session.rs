@@ -569,6 +569,17 @@ fn late_words_about_leases_are_counted_and_ignored() {
     world.check_end();
 }
 
+#[test]
+fn payload_that_moves_is_a_sign_of_life() {
+    let mut world = World::new(Way::Push);
+    let (session, now, silence) = (&mut world.sessions[SENDER], clock::now(), timing().silence_max);
+    session.handle_traffic(now + silence);
+    session.handle_time(now + silence + silence / 2);
+    assert!(session.end().is_none());
+    session.handle_time(now + silence * 2);
+    assert!(matches!(session.end(), Some(SessionEnd::Silent)));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
