@@ -14,6 +14,10 @@
 //!
 //! With a cluster key a tag follows every frame (`seal`).
 //!
+//! There are no credits beside the receiver's reservation: it tells a tag when, and only when, it has blocks
+//! for the whole payload, so no more payload is ever under way than there is room for. Control frames that
+//! nobody takes stop the reading, and TCP's window tells the peer.
+//!
 //! Links need a tokio runtime with I/O and time: their readiness and their few timers come from there.
 #![deny(unsafe_code)]
 

@@ -71,6 +71,12 @@ pub struct TcpOptions {
     pub keepalive_idle: Duration,
     /// How long it waits between two such questions; three without an answer end the link.
     pub keepalive_interval: Duration,
+    /// How long sent bytes may stay unacknowledged before the kernel ends the link, where it can be told
+    /// (Linux). Also how long a peer may keep its receive window shut.
+    pub unacknowledged_max: Duration,
+    /// Most bytes that the kernel takes before it has sent what it took, where it can be told (Linux): a
+    /// control frame waits behind them. `None` leaves it to the kernel.
+    pub unsent_len_max: Option<u32>,
     /// How long a closing link tries to send what it accepted.
     pub flush_timeout: Duration,
     /// How long a closing link that sent everything waits for the peer to end too.
@@ -94,6 +100,8 @@ impl Default for TcpOptions {
             greeting_timeout: Duration::from_secs(4),
             keepalive_idle: Duration::from_secs(15),
             keepalive_interval: Duration::from_secs(5),
+            unacknowledged_max: Duration::from_secs(20),
+            unsent_len_max: None,
             flush_timeout: Duration::from_secs(5),
             linger_timeout: Duration::from_secs(1),
         }

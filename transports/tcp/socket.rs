@@ -8,6 +8,14 @@ mod congestion;
 #[path = "macos/congestion.rs"]
 mod congestion;
 
+#[cfg(target_os = "linux")]
+#[path = "linux/limits.rs"]
+mod limits;
+
+#[cfg(target_os = "macos")]
+#[path = "macos/limits.rs"]
+mod limits;
+
 use std::io;
 use std::net::SocketAddr;
 
@@ -58,8 +66,13 @@ pub(crate) fn tune(stream: &TcpStream, same_host: bool, options: &TcpOptions) {
         .with_time(options.keepalive_idle)
         .with_interval(options.keepalive_interval)
         .with_retries(KEEPALIVE_RETRIES);
-    let set = stream.set_nodelay(true).and_then(|()| socket.set_tcp_keepalive(&keepalive));
-    if let Err(error) = set {
+    let set = [
+        stream.set_nodelay(true),
+        socket.set_tcp_keepalive(&keepalive),
+        limits::unacknowledged_max(&socket, options.unacknowledged_max),
+        options.unsent_len_max.map_or(Ok(()), |len| limits::unsent_len_max(&socket, len)),
+    ];
+    for error in set.into_iter().filter_map(Result::err) {
         tracing::debug!(%error, "a socket option was refused");
     }
     if same_host {
