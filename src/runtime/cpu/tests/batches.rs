@@ -174,7 +174,7 @@ fn adopt(sequence: &KvSequence) -> AdoptedBlocks {
     let mut grant = pool.grant().unwrap();
     let peer = PeerPool::new(pool.region().clone(), pool.shape().clone()).unwrap();
     let lease = Arc::new(Lease::new(Arc::new(peer), grant.id()).unwrap());
-    grant.lend(sequence.sealed().iter().cloned());
+    grant.lend(sequence.sealed().into());
     let adopted = AdoptedBlocks::new(lease, sequence.block_table()[..4].to_vec()).unwrap();
     adopted.on_release(move || drop(grant))
 }
