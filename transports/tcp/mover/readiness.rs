@@ -31,7 +31,9 @@ const WAKE_LEN: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Readiness {
     stream: TcpStream,
-    /// Some while pages may be sent.
+    /// Whether pages may be sent.
+    sends_pages: bool,
+    /// Opened for the first payload that is worth it: most links of a node carry control only.
     pages: Option<Pages>,
     /// Some while there is a choice.
     pace: Option<Pace>,
@@ -43,10 +45,10 @@ pub(super) struct Readiness {
 impl Readiness {
     /// Takes a connected socket.
     pub(super) fn new(stream: TcpStream, way: SendWay) -> Self {
-        let pages = (way != SendWay::Copies).then(Pages::open).and_then(Result::ok);
-        let (lingers, chooses) = (pages.is_some(), way == SendWay::Measured);
-        let pace = (lingers && chooses).then(|| Pace::new(By::Pages));
-        Self { stream, pages, pace, lingers, low_water: 1 }
+        let lingers = Pages::SUPPORTED && way != SendWay::Copies;
+        let chooses = lingers && way == SendWay::Measured;
+        let pace = chooses.then(|| Pace::new(By::Pages));
+        Self { stream, sends_pages: lingers, pages: None, pace, lingers, low_water: 1 }
     }
 
     /// Sets what wakes this end, if it is not so already.
@@ -62,17 +64,16 @@ impl Readiness {
     /// Sends once; says how many bytes of the sender's.
     fn send(&mut self, payload: u64, sender: &mut Sender) -> io::Result<usize> {
         let by = self.pace.as_ref().map_or(By::Pages, Pace::by);
-        if let Some(pages) = &mut self.pages
-            && (pages.held() > 0 || (by == By::Pages && payload >= PAGES_LEN_MIN))
-        {
-            let sent = send_pages(&self.stream, pages, payload, sender);
+        let held = self.pages.as_ref().is_some_and(|pages| pages.held() > 0);
+        if held || (self.sends_pages && by == By::Pages && payload >= PAGES_LEN_MIN) {
+            let sent = self.send_pages(payload, sender);
             if let Err(error) = &sent
                 && !may_retry(error)
             {
                 // Nothing that the pipe holds counts as sent. Should the connection be the reason, the
                 // next call says so.
                 tracing::debug!(%error, "pages can be sent no more, the system copies them");
-                (self.pages, self.pace) = (None, None);
+                (self.sends_pages, self.pages, self.pace) = (false, None, None);
                 return Ok(0);
             }
             return sent;
@@ -81,27 +82,28 @@ impl Readiness {
         let count = sender.plan(&mut slices);
         self.stream.try_write_vectored(&slices[..count])
     }
-}
 
-/// Sends what comes before a payload, or else the payload's pages.
-fn send_pages(
-    stream: &TcpStream,
-    pages: &mut Pages,
-    payload: u64,
-    sender: &mut Sender,
-) -> io::Result<usize> {
-    if pages.held() == 0 {
-        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        let count = sender.plan_head(&mut slices);
-        if count > 0 {
-            return stream.try_io(Interest::WRITABLE, || send_head(stream, &slices[..count]));
+    /// Sends what comes before a payload, or else the payload's pages.
+    fn send_pages(&mut self, payload: u64, sender: &mut Sender) -> io::Result<usize> {
+        let Self { stream, pages, .. } = self;
+        let pages = match pages {
+            Some(pages) => pages,
+            None => pages.insert(Pages::open()?),
+        };
+        if pages.held() == 0 {
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = sender.plan_head(&mut slices);
+            if count > 0 {
+                let head = || send_head(&*stream, &slices[..count]);
+                return stream.try_io(Interest::WRITABLE, head);
+            }
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = sender.plan_payload(&mut slices);
+            pages.fill(&slices[..count])?;
         }
-        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        let count = sender.plan_payload(&mut slices);
-        pages.fill(&slices[..count])?;
+        let more = (pages.held() as u64) < payload;
+        stream.try_io(Interest::WRITABLE, || pages.drain(stream.as_fd(), more))
     }
-    let more = (pages.held() as u64) < payload;
-    stream.try_io(Interest::WRITABLE, || pages.drain(stream.as_fd(), more))
 }
 
 impl Mover for Readiness {

@@ -4,8 +4,8 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use blockwire::endpoint::{Endpoint, EndpointOptions, Event};
@@ -24,6 +24,9 @@ use common::*;
 use tokio::task::{LocalSet, spawn_local, yield_now};
 use uuid::Uuid;
 
+/// One of them counts the pipes of the process.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 fn options(way: SendWay) -> TcpOptions {
     let mut options = TcpOptions::default();
     options.send_way = way;
@@ -41,6 +44,7 @@ fn overwrite(pool: &BlockPool) {
 /// stream are still in their blocks.
 #[test]
 fn a_peer_reads_pages_where_they_lie_and_copies_as_they_were() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     run(async {
         for way in [SendWay::Pages, SendWay::Copies] {
             let (mut a, mut b) = pair_at(options(way), "tcp://127.0.0.1:0").await;
@@ -58,6 +62,30 @@ fn a_peer_reads_pages_where_they_lie_and_copies_as_they_were() {
             let whole = b.landed(landed) == bytes;
             let copied = way == SendWay::Copies;
             assert_eq!((came == digest, whole), (copied, copied), "{way:?}");
+        }
+    });
+}
+
+/// A link that carries control and small payloads only has one descriptor; the pipe comes with the first
+/// payload that is worth it.
+#[test]
+fn a_pipe_is_opened_when_it_is_needed() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let pipes = || {
+        let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let targets = links.filter_map(|link| std::fs::read_link(link.path()).ok());
+        targets.filter(|target| target.to_string_lossy().starts_with("pipe:")).count()
+    };
+    run(async {
+        let (mut a, mut b) = pair_at(options(SendWay::Pages), "tcp://127.0.0.1:0").await;
+        let (from, to) = (pool(64), pool(64));
+        for (tag, tokens, opened) in [(1, 16, 0), (2, 4 * 16, 2)] {
+            let before = pipes();
+            let (list, ..) = payload(&from, tokens, 0);
+            let landed = land(&mut b, tag, room(&to, tokens));
+            stream(&mut a, tag, list);
+            until(&mut [&mut a, &mut b], |sides| sides[1].completion(landed).is_some()).await;
+            assert_eq!(pipes() - before, opened, "{tokens} tokens");
         }
     });
 }
@@ -173,6 +201,7 @@ fn offer(pool: &BlockPool, count: usize) -> OfferPayload {
 /// receiver reads on: they are free.
 #[test]
 fn blocks_of_a_withdrawn_handoff_stay_until_the_peer_has_read() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     const BLOCKS: usize = 4;
     for backing in [Backing::Shared, Backing::Private] {
         let options = PoolOptions::new(KvSpec::uniform(16, 4, 2, 64, Dtype::F16), 64);

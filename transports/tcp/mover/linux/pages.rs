@@ -33,6 +33,9 @@ pub(in crate::mover) struct Pages {
 }
 
 impl Pages {
+    /// Whether pages can be sent at all.
+    pub(in crate::mover) const SUPPORTED: bool = true;
+
     /// An empty pipe.
     ///
     /// # Errors

@@ -8,6 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 pub(in crate::mover) enum Pages {}
 
 impl Pages {
+    /// Whether pages can be sent at all.
+    pub(in crate::mover) const SUPPORTED: bool = false;
+
     /// Never.
     pub(in crate::mover) fn open() -> io::Result<Self> {
         Err(io::ErrorKind::Unsupported.into())
