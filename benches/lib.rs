@@ -123,6 +123,14 @@ impl Samples {
     }
 }
 
+impl FromIterator<f64> for Samples {
+    fn from_iter<I: IntoIterator<Item = f64>>(samples: I) -> Self {
+        let mut samples: Vec<_> = samples.into_iter().collect();
+        samples.sort_by(f64::total_cmp);
+        Self(samples)
+    }
+}
+
 impl std::fmt::Display for Samples {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (low, high) = self.range();
