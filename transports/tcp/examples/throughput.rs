@@ -1,4 +1,4 @@
-//! How fast one link is over loopback, next to plain gathering writes and scattering reads of the
+//! How fast one link is over loopback, with a cluster key and without, next to plain gathering writes and scattering reads of the
 //! same memory in the same run. Prints one line a measurement.
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot be taken ends the program")]
 
@@ -15,7 +15,7 @@ use blockwire::pool::{
 };
 use blockwire::transport::{Address, Link, LinkEvent, Op, OpMemory, StreamTag, Transport};
 use blockwire::wire::{Header, Kind, encode_frame};
-use blockwire_tcp::TcpTransport;
+use blockwire_tcp::{ClusterKey, TcpOptions, TcpTransport};
 use bytes::Bytes;
 use uuid::Uuid;
 
@@ -88,8 +88,8 @@ async fn receive(mut link: Box<dyn Link>, layout: Layout) {
     }
 }
 
-async fn link_speed(address: &Address, layout: Layout) -> f64 {
-    let mut link = TcpTransport::default().connect(address).await.unwrap();
+async fn link_speed(transport: &TcpTransport, address: &Address, layout: Layout) -> f64 {
+    let mut link = transport.connect(address).await.unwrap();
     let pool = pool(layout);
     let mut list = Some(payload(&pool));
     let bytes = list.as_ref().unwrap().len();
@@ -116,8 +116,8 @@ async fn link_speed(address: &Address, layout: Layout) -> f64 {
     ((ROUNDS - 4) * bytes) as f64 / started.elapsed().as_secs_f64() / 1e9
 }
 
-async fn ping_time(address: &Address) -> f64 {
-    let mut link = TcpTransport::default().connect(address).await.unwrap();
+async fn ping_time(transport: &TcpTransport, address: &Address) -> f64 {
+    let mut link = transport.connect(address).await.unwrap();
     let mut events = Vec::new();
     while !matches!(next(&mut link, &mut events).await, LinkEvent::Received(_)) {}
     let started = clock::now();
@@ -128,11 +128,14 @@ async fn ping_time(address: &Address) -> f64 {
     started.elapsed().as_secs_f64() / PINGS as f64 * 1e6
 }
 
-fn measure_link(layout: Layout) -> (f64, f64) {
+fn measure_link(layout: Layout, key: Option<ClusterKey>) -> (f64, f64) {
+    let mut options = TcpOptions::default();
+    options.cluster_key = key;
+    let near = TcpTransport::new(options);
+    let transport = near.clone();
     let (tell, told) = std::sync::mpsc::channel();
     thread::spawn(move || {
         block_on(async {
-            let transport = TcpTransport::default();
             let mut listener =
                 transport.listen(&"tcp://127.0.0.1:0".parse().unwrap()).await.unwrap();
             tell.send(listener.local_address()).unwrap();
@@ -143,7 +146,9 @@ fn measure_link(layout: Layout) -> (f64, f64) {
         });
     });
     let address = told.recv().unwrap();
-    block_on(async { (link_speed(&address, layout).await, ping_time(&address).await) })
+    block_on(async {
+        (link_speed(&near, &address, layout).await, ping_time(&near, &address).await)
+    })
 }
 
 fn cubic(stream: &TcpStream) {
@@ -194,13 +199,18 @@ fn main() {
     for layout in [Layout::BlockMajor, Layout::LayerMajor] {
         for _ in 0..3 {
             let floor = floor(layout);
-            let (link, ping) = measure_link(layout);
-            println!(
-                "{layout:?}: link {link:.2} GB/s with digests, floor {floor:.2} GB/s without, ratio \
-                 {:.2}; control round trip {ping:.1} us",
-                link / floor
-            );
-            thread::sleep(Duration::from_millis(100));
+            for key in
+                [None, ClusterKey::from_text("a key for a measurement, no secret at all").ok()]
+            {
+                let how = if key.is_some() { "digests and tags" } else { "digests" };
+                let (link, ping) = measure_link(layout, key);
+                println!(
+                    "{layout:?}: link {link:.2} GB/s with {how}, floor {floor:.2} GB/s without, ratio \
+                     {:.2}; control round trip {ping:.1} us",
+                    link / floor
+                );
+                thread::sleep(Duration::from_millis(100));
+            }
         }
     }
 }
