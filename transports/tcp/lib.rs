@@ -33,6 +33,8 @@ mod options;
 mod receive;
 mod seal;
 mod send;
+#[cfg(all(test, target_os = "linux", feature = "uring"))]
+mod send_tests;
 mod socket;
 mod source;
 

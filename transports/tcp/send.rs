@@ -44,8 +44,8 @@ pub(crate) struct Sender {
     trailer: Bytes,
     payload_len_max: u64,
     digests: bool,
-    /// A plan is with the kernel.
-    lent: bool,
+    /// A plan is with the kernel: how many control frames there were when it was made.
+    lent: Option<usize>,
     /// Control frames that were cancelled meanwhile.
     unwanted: Vec<OpId>,
     stats: Arc<TransferStats>,
@@ -115,7 +115,7 @@ impl Sender {
             trailer: Bytes::new(),
             payload_len_max,
             digests,
-            lent: false,
+            lent: None,
             unwanted: Vec::new(),
             stats,
         }
@@ -150,7 +150,7 @@ impl Sender {
     /// Ends an operation: at once, or when the frame that was begun is out.
     pub(crate) fn cancel(&mut self, op: OpId, events: &mut Vec<LinkEvent>) {
         if let Some(index) = self.control.iter().position(|queued| queued.op == op) {
-            if self.lent {
+            if self.lent.is_some() {
                 self.unwanted.push(op);
             } else if index > 0 || self.control_written == 0 {
                 self.control.remove(index);
@@ -170,7 +170,7 @@ impl Sender {
 
     /// Ends everything at once: there is no wire any more, and no plan is with the kernel.
     pub(crate) fn abort(&mut self, reason: &CloseReason, events: &mut Vec<LinkEvent>) {
-        (self.frame, self.lent) = (None, false);
+        (self.frame, self.lent) = (None, None);
         self.trailer.clear();
         self.end_streams(reason, events);
         let closed = || Err(OpError::Closed(reason.clone()));
@@ -178,7 +178,7 @@ impl Sender {
     }
 
     fn end_stream(&mut self, index: usize, error: OpError, events: &mut Vec<LinkEvent>) {
-        if index == 0 && (self.lent || self.frame.as_ref().is_some_and(Frame::begun)) {
+        if index == 0 && (self.lent.is_some() || self.frame.as_ref().is_some_and(Frame::begun)) {
             self.streams[0].ended.get_or_insert(error);
             return;
         }
@@ -197,7 +197,7 @@ impl Sender {
         expect(dead_code, reason = "only rings borrow")
     )]
     pub(crate) fn lend(&mut self) {
-        self.lent = true;
+        self.lent = Some(self.control.len());
     }
 
     /// Whether something is lent that should end: the kernel is to give the plan back.
@@ -206,7 +206,7 @@ impl Sender {
         expect(dead_code, reason = "only rings borrow")
     )]
     pub(crate) fn wants_back(&self) -> bool {
-        self.lent && (!self.unwanted.is_empty() || self.first_ends_unbegun())
+        self.lent.is_some() && (!self.unwanted.is_empty() || self.first_ends_unbegun())
     }
 
     fn first_ends_unbegun(&self) -> bool {
@@ -315,7 +315,7 @@ impl Sender {
             let rest = self.wrote_control(len, events);
             self.wrote_payload(rest, events);
         }
-        if std::mem::take(&mut self.lent) {
+        if self.lent.take().is_some() {
             self.took_back(events);
         }
     }
@@ -332,7 +332,9 @@ impl Sender {
     }
 
     fn wrote_control(&mut self, mut len: usize, events: &mut Vec<LinkEvent>) -> usize {
-        while let Some(queued) = self.control.front() {
+        // What was queued while the plan was lent is no part of it.
+        for _ in 0..self.lent.unwrap_or(usize::MAX) {
+            let Some(queued) = self.control.front() else { break };
             let step = len.min(queued.len() - self.control_written);
             self.control_written += step;
             len -= step;
