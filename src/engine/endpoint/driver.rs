@@ -24,6 +24,8 @@ use crate::transport::{Address, Link, LinkEvent, Listener, Transport};
 
 /// Requests and link polls a turn, so that no connection starves the thread's others.
 const TURNS_MAX: usize = 64;
+/// Payload bytes of such a turn, for the same reason; the last link poll may go beyond.
+const MOVED_MAX: u64 = 4 << 20;
 /// Peers that arrived and were not accepted by the user yet.
 const ARRIVALS_MAX: usize = 64;
 /// Connections of one listener, open or shaking hands.
@@ -231,7 +233,11 @@ impl Task {
     async fn run(mut self, arrive: impl FnOnce(Result<Arrival, ConnectionError>)) {
         let mut arrive = Some(arrive);
         poll_fn(|cx| {
+            let begin = self.moved;
             for _ in 0..TURNS_MAX {
+                if self.moved - begin >= MOVED_MAX {
+                    break;
+                }
                 let progress = self.turn(cx);
                 while let Some(notice) = self.session.poll_notice() {
                     self.deliver(notice, &mut arrive);
