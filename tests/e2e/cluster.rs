@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::accounts::{Accounts, stop_all};
@@ -107,9 +108,13 @@ impl Cluster {
         };
         let threads = cluster.nodes().map(|node| (node.pid(), node.resources().threads));
         let threads: Vec<_> = threads.collect();
-        for _ in 0..2 * cluster.prefill.len() {
-            cluster.wait_until_serving();
-        }
+        cluster.wait_until_serving();
+        let handed_over = |node: &Node| node.metric("handoffs_sent_total") > 0;
+        wait_until("every prefill node has handed over", || {
+            let bodies = vec![cluster.warm_up(); 2 * cluster.prefill.len()];
+            client::ask_all(cluster.http(), &bodies, bodies.len());
+            cluster.prefill.iter().all(handed_over)
+        });
         cluster.restart_accounts();
         // A request may not leave a thread behind, not even the first one.
         cluster.start.set_threads(threads);
@@ -127,7 +132,7 @@ impl Cluster {
 
     /// Asks for a short completion until it comes. Only 503 is a reason to try again.
     pub(crate) fn wait_until_serving(&self) -> Completion {
-        let body = completion(&self.setup.model.prompt(40, 9), 3);
+        let body = self.warm_up();
         let mut served = None;
         wait_until("a request is served", || match client::ask(self.http(), &body) {
             Ok(completion) => served.insert(completion).tokens.len() == 3,
@@ -135,6 +140,13 @@ impl Cluster {
             Err(failure) => panic!("{failure:?}"),
         });
         served.unwrap()
+    }
+
+    /// A request after which a link holds all that it will ever hold: over tcp its pipe comes with the
+    /// first 64 KiB of payload.
+    fn warm_up(&self) -> Value {
+        let tokens = if self.setup.carrier == Carrier::Shm { 40 } else { 160 };
+        completion(&self.setup.model.prompt(tokens, 9), 3)
     }
 
     /// Waits until no node has a request, a block, a descriptor or a thread more than at the start.
