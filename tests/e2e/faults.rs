@@ -160,6 +160,8 @@ fn fault_b07_callers_leave_at_every_moment() {
 #[test]
 fn fault_b08_callers_leave_in_a_stream_and_in_a_long_prefill() {
     let cluster = Cluster::start(Setup::new(Model::SmolLm2, Carrier::Shm));
+    let received = || cluster.decode.metric("handoffs_received_total");
+    let before = received();
     let body = completion(&Model::SmolLm2.prompt(20, 1), 1500);
     let mut stream = Caller::ask(cluster.http(), &streamed(body));
     stream.wait_for_event();
@@ -182,7 +184,7 @@ fn fault_b08_callers_leave_in_a_stream_and_in_a_long_prefill() {
         let done = computed() - before;
         assert!(done < 7000, "{done} tokens of a prompt that nobody waits for");
     }
-    assert_eq!(cluster.decode.metric("handoffs_received_total"), 3, "two to warm up, one stream");
+    assert_eq!(received() - before, 1, "only the stream came so far");
     cluster.wait_until_serving();
     cluster.finish();
 }
