@@ -38,15 +38,25 @@ fn decode_dies_while_it_generates(carrier: Carrier) {
     let router = cluster.router.pid();
     let whole = thread::spawn({
         let http = cluster.http().to_owned();
-        move || ask(&http, &long(1))
+        // Again and again, so that there is one when the node dies.
+        move || loop {
+            if let Err(failure) = ask(&http, &long(1)) {
+                return failure;
+            }
+        }
     });
-    let mut stream = Caller::ask(cluster.http(), &streamed(long(2)));
-    stream.wait_for_event();
-    wait_until_running(&cluster.decode, 17);
+    let stream = loop {
+        let mut stream = Caller::ask(cluster.http(), &streamed(long(2)));
+        stream.wait_for_event();
+        // More than the other caller's 16: it is not over yet.
+        if cluster.decode.metric("num_requests_running") > 16 {
+            break stream;
+        }
+    };
     let (address, setup) = (cluster.decode.serving().to_owned(), cluster.setup.clone());
     let dir = cluster.dir.path().to_owned();
     cluster.decode.crash();
-    let failed = whole.join().unwrap().expect_err("the caller is told");
+    let failed = whole.join().unwrap();
     assert_eq!((failed.status, &failed.body["error"]["code"]), (502, &json!("node_failed")));
     let rest = stream.rest();
     assert!(rest.contains("node_failed"), "the stream ends with an error: {rest}");
