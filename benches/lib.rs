@@ -1,5 +1,6 @@
 //! What the benchmarks share: one file a question, every figure beside a floor of the same run.
 
+pub mod blocks;
 pub mod host;
 pub mod tcp;
 
@@ -94,6 +95,14 @@ pub fn print_ratio(what: &str, floor: &Samples, figure: &Samples) {
     println!("{what:<42} {ratio:>6.2} = {figure} / {floor}");
 }
 
+/// The ratio of each figure to the floor of its round, as median [min..max].
+pub fn ratios(figures: &[f64], floors: &[f64]) -> String {
+    let ratios: Samples =
+        figures.iter().zip(floors).map(|(figure, floor)| figure / floor).collect();
+    let (low, high) = ratios.range();
+    format!("{:.2} [{low:.2}..{high:.2}]", ratios.median())
+}
+
 /// Repeated measurements of one thing.
 #[derive(Clone, Debug, Default)]
 pub struct Samples(Vec<f64>);
@@ -128,6 +137,12 @@ impl FromIterator<f64> for Samples {
         let mut samples: Vec<_> = samples.into_iter().collect();
         samples.sort_by(f64::total_cmp);
         Self(samples)
+    }
+}
+
+impl From<&[f64]> for Samples {
+    fn from(figures: &[f64]) -> Self {
+        figures.iter().copied().collect()
     }
 }
 

@@ -24,38 +24,28 @@ use std::time::Duration;
 
 use blockwire::clock;
 use blockwire::pool::{
-    Backing, BlockPool, Cursor, Digest, Dtype, Extent, KvSpec, LayerSpec, Part, PayloadOrder,
-    PoolOptions, RegionView, ReservedBlock, ScatterList, SegmentSpec, Stores, TransferStats,
-    copy_payload_from_peer,
+    BlockPool, Cursor, Digest, Extent, PayloadOrder, RegionView, ReservedBlock, ScatterList,
+    Stores, TransferStats, copy_payload_from_peer,
 };
 use blockwire::transport::{Address, Link, LinkEvent, Op, OpError, OpMemory, RegionKey, Transport};
-use blockwire_benches::Samples;
+use blockwire_benches::blocks::{CASES, POOL_LEN, ROUND_LEN, TOKENS, pool, written};
+use blockwire_benches::{Samples, ratios, runs};
 use blockwire_shm::ShmTransport;
 use tokio::runtime::{Builder, Runtime};
-
-const POOL_LEN: usize = 256 << 20;
-/// Blocks of a transfer and bytes of a block.
-const CASES: [(usize, usize); 5] =
-    [(64, 16 << 10), (1024, 16 << 10), (256, 64 << 10), (1024, 64 << 10), (64, 1 << 20)];
-/// Bytes that each figure moves in a round, at least.
-const ROUND_LEN: usize = 64 << 20;
-const TOKENS: u32 = 16;
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() == Some("owner") {
         return owner(&arguments.next().expect("an address"));
     }
-    let rounds =
-        std::env::var("BLOCKWIRE_BENCH_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(7);
     let runtime = runtime();
     let mut peer = Peer::start(&runtime);
-    println!("{rounds} rounds, GB/s as median [min..max], ratios to the floor of the same round");
+    println!("{} rounds, GB/s as median [min..max], ratios to the floor of the same round", runs());
     for (blocks, block_len) in CASES {
         let mut case = Case::new(blocks, block_len);
         let mut figures = Figures::default();
         case.round(&runtime, &mut peer, &mut Figures::default());
-        for _ in 0..rounds {
+        for _ in 0..runs() {
             case.round(&runtime, &mut peer, &mut figures);
         }
         println!("\n{blocks} x {} KiB ({})", block_len >> 10, case.pool.region().pages());
@@ -65,33 +55,6 @@ fn main() {
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
-}
-
-/// A pool of one segment a block, so that a block is one run of bytes.
-fn pool(block_len: usize) -> BlockPool {
-    let head_dim = u32::try_from(block_len).expect("a small block") / TOKENS / 2;
-    let segment = SegmentSpec { part: Part::Key, heads: 1, head_dim, dtype: Dtype::F16 };
-    let layers = vec![LayerSpec { segments: vec![segment] }];
-    let spec = KvSpec { block_tokens: TOKENS, layers };
-    let options =
-        PoolOptions { backing: Backing::Shared, ..PoolOptions::new(spec, POOL_LEN / block_len) };
-    let usual = std::env::var("BLOCKWIRE_BENCH_PAGES").is_ok_and(|pages| pages == "usual");
-    let pool = if usual {
-        BlockPool::new(options)
-    } else {
-        BlockPool::faulted_in(options, &mut |_, _| {})
-    };
-    pool.expect("memory for the pool")
-}
-
-/// All blocks of a pool, written, so that every page is there.
-fn written(pool: &BlockPool) -> Vec<ReservedBlock> {
-    let mut blocks = pool.try_reserve(pool.accounting().total).expect("an unused pool");
-    for block in &mut blocks {
-        let id = block.id();
-        (0..TOKENS).for_each(|token| block.fill_token(token, (id * 31 + token * 7) as u8));
-    }
-    blocks
 }
 
 /// The other process: lets its pool be read until its link ends.
@@ -305,27 +268,18 @@ struct Figures {
 
 impl Figures {
     fn print(&self) {
-        println!("  floor: memcpy     {}", samples(&self.floor));
+        println!("  floor: memcpy     {}", Samples::from(&self.floor[..]));
         for (name, figure) in [
             ("copy, no digest ", &self.bare),
             ("copy and digest ", &self.digested),
             ("link, digest    ", &self.link),
         ] {
-            println!("  {name}  {}  ratio {}", samples(figure), ratio(figure, &self.floor));
+            println!(
+                "  {name}  {}  ratio {}",
+                Samples::from(&figure[..]),
+                ratios(figure, &self.floor)
+            );
         }
-        println!("  T10: digest on / off            {}", ratio(&self.digested, &self.bare));
+        println!("  T10: digest on / off            {}", ratios(&self.digested, &self.bare));
     }
-}
-
-fn samples(figures: &[f64]) -> Samples {
-    let mut samples = Samples::default();
-    figures.iter().for_each(|figure| samples.push(*figure));
-    samples
-}
-
-fn ratio(figures: &[f64], floors: &[f64]) -> String {
-    let ratios: Vec<_> = figures.iter().zip(floors).map(|(figure, floor)| figure / floor).collect();
-    let samples = samples(&ratios);
-    let (low, high) = samples.range();
-    format!("{:.2} [{low:.2}..{high:.2}]", samples.median())
 }

@@ -109,7 +109,7 @@ impl Network {
             println!("\n{blocks} x {} KiB", block_len >> 10);
             for (way, cost) in Way::ALL.into_iter().zip(&costs) {
                 let ratios = cost.iter().zip(&costs[0]).map(|(cost, floor)| cost / floor);
-                let (cost, ratio) = (samples(cost.iter().copied()), samples(ratios));
+                let (cost, ratio) = (Samples::from(&cost[..]), ratios.collect::<Samples>());
                 println!("  {way:<28} {:.3}  ratio {:.2}", cost.median(), ratio.median());
             }
         }
@@ -122,12 +122,6 @@ impl Drop for Network {
             let _ = ip(&["netns", "delete", name]);
         }
     }
-}
-
-fn samples(figures: impl Iterator<Item = f64>) -> Samples {
-    let mut samples = Samples::default();
-    figures.for_each(|figure| samples.push(figure));
-    samples
 }
 
 fn ip(arguments: &[&str]) -> Result<(), String> {

@@ -11,15 +11,10 @@
 
 use std::process::Command;
 
+use blockwire_benches::blocks::{CASES, ROUND_LEN};
 use blockwire_benches::tcp::{Peer, Round, Sender, Waits, Way, receive};
-use blockwire_benches::{Samples, host, runs};
+use blockwire_benches::{Samples, host, ratios, runs};
 use blockwire_tcp::SendWay;
-
-/// Blocks of a transfer and bytes of a block.
-const CASES: [(usize, usize); 5] =
-    [(64, 16 << 10), (1024, 16 << 10), (256, 64 << 10), (1024, 64 << 10), (64, 1 << 20)];
-/// Bytes that each way moves in a round, at least.
-const ROUND_LEN: usize = 64 << 20;
 
 fn main() {
     if std::env::args().nth(1).as_deref() == Some("receive") {
@@ -58,23 +53,14 @@ fn main() {
 fn print(speeds: &[Vec<f64>]) {
     let of = |way: Way| &speeds[Way::ALL.iter().position(|other| *other == way).expect("a way")];
     for (way, speed) in Way::ALL.into_iter().zip(speeds) {
-        println!("  {way:<28} {}  ratio {}", samples(speed), ratio(speed, of(Way::Floor)));
+        println!(
+            "  {way:<28} {}  ratio {}",
+            Samples::from(&speed[..]),
+            ratios(speed, of(Way::Floor))
+        );
     }
     for way in [SendWay::Copies, SendWay::Pages] {
-        let cost = ratio(of(Way::Link(way, true)), of(Way::Link(way, false)));
+        let cost = ratios(of(Way::Link(way, true)), of(Way::Link(way, false)));
         println!("  T10: {way:?}, digest on / off      {cost}");
     }
-}
-
-fn samples(figures: &[f64]) -> Samples {
-    let mut samples = Samples::default();
-    figures.iter().for_each(|figure| samples.push(*figure));
-    samples
-}
-
-fn ratio(figures: &[f64], floors: &[f64]) -> String {
-    let ratios: Vec<_> = figures.iter().zip(floors).map(|(figure, floor)| figure / floor).collect();
-    let samples = samples(&ratios);
-    let (low, high) = samples.range();
-    format!("{:.2} [{low:.2}..{high:.2}]", samples.median())
 }

@@ -14,17 +14,15 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use blockwire::pool::{
-    Backing, BlockPool, Dtype, GatherList, KvSpec, LayerSpec, Part, PayloadOrder, PoolOptions,
-    ReservedBlock, ScatterList, SealedBlock, SegmentSpec,
+    BlockPool, GatherList, PayloadOrder, ReservedBlock, ScatterList, SealedBlock,
 };
 use blockwire_tcp::{SendWay, SocketPath, TcpOptions};
 
+use crate::blocks::{POOL_LEN, TOKENS, pool, written};
 use crate::host;
 
-const POOL_LEN: usize = 256 << 20;
 /// Blocks of the pools; longer ones are several of them, side by side.
 const BLOCK_LEN: usize = 16 << 10;
-const TOKENS: u32 = 16;
 const ORDER: PayloadOrder = PayloadOrder { block_tokens: TOKENS };
 
 /// How blocks are moved.
@@ -125,26 +123,10 @@ fn scattered(index: usize, total: usize) -> usize {
     index * step % total
 }
 
-/// A pool whose blocks are one run of bytes each, and all are written.
-fn pool() -> (BlockPool, Vec<ReservedBlock>) {
-    let head_dim = (BLOCK_LEN / 2) as u32 / TOKENS;
-    let segment = SegmentSpec { part: Part::Key, heads: 1, head_dim, dtype: Dtype::F16 };
-    let layers = vec![LayerSpec { segments: vec![segment] }];
-    let spec = KvSpec { block_tokens: TOKENS, layers };
-    let options =
-        PoolOptions { backing: Backing::Shared, ..PoolOptions::new(spec, POOL_LEN / BLOCK_LEN) };
-    let usual = std::env::var("BLOCKWIRE_BENCH_PAGES").is_ok_and(|pages| pages == "usual");
-    let pool = if usual {
-        BlockPool::new(options)
-    } else {
-        BlockPool::faulted_in(options, &mut |_, _| {})
-    };
-    let pool = pool.expect("memory for the pool");
-    let mut blocks = pool.try_reserve(POOL_LEN / BLOCK_LEN).expect("an unused pool");
-    for block in &mut blocks {
-        let id = block.id();
-        (0..TOKENS).for_each(|token| block.fill_token(token, (id * 31 + token * 7) as u8));
-    }
+/// A pool, and its blocks by number.
+fn in_order() -> (BlockPool, Vec<ReservedBlock>) {
+    let pool = pool(BLOCK_LEN);
+    let mut blocks = written(&pool);
     blocks.sort_by_key(ReservedBlock::id);
     (pool, blocks)
 }
@@ -173,7 +155,7 @@ impl Sender {
     /// # Panics
     /// When it cannot.
     pub fn connect(addresses: &str, waits: Waits) -> Self {
-        let (pool, blocks) = pool();
+        let (pool, blocks) = in_order();
         let blocks = blocks.into_iter().map(ReservedBlock::seal).collect();
         let mut addresses = addresses.split_whitespace();
         let bare = bare::Sender::connect(addresses.next().expect("an address"), waits);
@@ -212,7 +194,7 @@ impl Sender {
 /// # Panics
 /// When the sender is gone too early.
 pub fn receive(host: &str, waits: Waits) {
-    let (pool, blocks) = pool();
+    let (pool, blocks) = in_order();
     let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
     let mut bare = bare::Receiver::listen(host, waits);
     let links = Way::ALL[1..].iter().map(|way| link::Receiver::listen(host, way.options(), waits));
