@@ -20,6 +20,8 @@ pub(crate) struct Target {
     pub(crate) port: u16,
     /// `?bind=`: where to dial from.
     pub(crate) source: Option<Source>,
+    /// `?tls=key`: the connection is encrypted, and bound to the cluster key.
+    pub(crate) tls: bool,
 }
 
 /// This end of a connection that is dialled.
@@ -74,7 +76,8 @@ impl Target {
             Some(rest) => split_bracketed(rest)?,
             None => split_plain(place)?,
         };
-        let mut target = Self { host: host.to_owned(), port: parse_port(port)?, source: None };
+        let mut target =
+            Self { host: host.to_owned(), port: parse_port(port)?, source: None, tls: false };
         for pair in query.into_iter().flat_map(|query| query.split('&')) {
             target.take(pair)?;
         }
@@ -85,13 +88,17 @@ impl Target {
     fn take(&mut self, pair: &str) -> Result<(), Reason> {
         let (key, value) =
             pair.split_once('=').ok_or_else(|| format!("`{pair}` is not KEY=VALUE"))?;
-        if key != "bind" {
-            return Err(format!("`{key}` is not known here, only `bind` is").into());
-        }
-        if self.source.replace(Source::parse(value)?).is_some() {
-            return Err("`bind` stands twice".into());
-        }
-        Ok(())
+        let twice = match key {
+            "bind" => self.source.replace(Source::parse(value)?).is_some(),
+            "tls" if value == "key" => std::mem::replace(&mut self.tls, true),
+            "tls" => {
+                return Err(format!("`tls={value}` is not known here, only `tls=key` is").into());
+            }
+            _ => {
+                return Err(format!("`{key}` is not known here, only `bind` and `tls` are").into());
+            }
+        };
+        if twice { Err(format!("`{key}` stands twice").into()) } else { Ok(()) }
     }
 }
 
@@ -186,6 +193,15 @@ mod tests {
     }
 
     #[test]
+    fn a_query_asks_for_tls_on_either_side() {
+        for (text, tls) in [("", false), ("?tls=key", true), ("?bind=eth0&tls=key", true)] {
+            let address = format!("tcp://host:80{text}").parse().unwrap();
+            assert_eq!(Target::to_dial(&address).unwrap().tls, tls, "{text}");
+        }
+        assert!(Target::to_listen(&"tcp://[::]:0?tls=key".parse().unwrap()).unwrap().tls);
+    }
+
+    #[test]
     fn everything_else_is_refused_with_its_reason() {
         for (text, reason) in [
             ("tcp://host", "missing"),
@@ -208,6 +224,10 @@ mod tests {
             ("tcp://host:80?bind=a b", "neither an interface"),
             ("tcp://host:80?bind=a&bind=b", "twice"),
             ("tcp://host:80?bind=a&Stripe=4", "`Stripe` is not known"),
+            ("tcp://host:80?tls", "`tls` is not KEY=VALUE"),
+            ("tcp://host:80?tls=", "only `tls=key`"),
+            ("tcp://host:80?tls=on", "only `tls=key`"),
+            ("tcp://host:80?tls=key&tls=key", "`tls` stands twice"),
             ("mem:host:80", "not a tcp"),
         ] {
             let found = parse(text).unwrap_err();

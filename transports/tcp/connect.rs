@@ -2,7 +2,6 @@
 //! addresses of a name race as in RFC 8305 (*happy eyeballs*), so that a dead address or a dead address
 //! family costs a quarter of a second and not a timeout.
 
-use std::borrow::Cow;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -27,12 +26,8 @@ const STAGGER: Duration = Duration::from_millis(250);
 pub(crate) async fn connect(
     options: &TcpOptions,
     address: &Address,
+    target: &Target,
 ) -> Result<TcpStream, ConnectError> {
-    let refuse = |reason: Cow<'static, str>| {
-        let address = address.clone();
-        ConnectError::Address { address, reason }
-    };
-    let target = Target::to_dial(address).map_err(refuse)?;
     let racing = async {
         let found = lookup_host((target.host.as_str(), target.port)).await?;
         let dial = async |at| {

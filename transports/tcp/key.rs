@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use crate::greeting::{Role, TRANSCRIPT_LEN};
+use crate::greeting::Role;
 
 /// Least characters of a key: 16 random bytes in hexadecimal.
 const TEXT_LEN_MIN: usize = 32;
@@ -50,16 +50,16 @@ impl ClusterKey {
         Ok(Self { secret: blake3::derive_key(CLUSTER, text.as_bytes()) })
     }
 
-    /// What a side sends to prove that it has the key. Bound to both greetings, whole, and to the
-    /// side: neither replayed nor sent back does it prove anything.
-    pub(crate) fn proof(&self, of: Role, transcript: &[u8; TRANSCRIPT_LEN]) -> blake3::Hash {
+    /// What a side sends to prove that it has the key. Bound to both greetings, whole, to the TLS session
+    /// if there is one, and to the side: neither replayed nor sent back does it prove anything.
+    pub(crate) fn proof(&self, of: Role, transcript: &[u8]) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&blake3::derive_key(PROOF, &self.secret));
         hasher.update(&[of as u8]).update(transcript);
         hasher.finalize()
     }
 
     /// Key of the frames that a side sends on one connection.
-    pub(crate) fn of_frames(&self, of: Role, transcript: &[u8; TRANSCRIPT_LEN]) -> [u8; 32] {
+    pub(crate) fn of_frames(&self, of: Role, transcript: &[u8]) -> [u8; 32] {
         let context = match of {
             Role::Dialler => FRAMES_OF_DIALLER,
             Role::Acceptor => FRAMES_OF_ACCEPTOR,
@@ -101,8 +101,9 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for key in keys.map(Result::unwrap) {
             for role in [Role::Dialler, Role::Acceptor] {
-                for at in [0, 79, 80, TRANSCRIPT_LEN - 1] {
-                    let mut transcript = [0; TRANSCRIPT_LEN];
+                for (len, at) in [(160, 0), (160, 79), (160, 80), (160, 159), (192, 0), (192, 160)]
+                {
+                    let mut transcript = vec![0; len];
                     transcript[at] = 1;
                     assert!(seen.insert(*key.proof(role, &transcript).as_bytes()));
                     assert!(seen.insert(key.of_frames(role, &transcript)));

@@ -12,7 +12,8 @@
 //! Control frames go before payload, streams take turns frame by frame, and a frame that was begun is
 //! finished, so that the stream stays readable whatever is cancelled.
 //!
-//! With a cluster key a tag follows every frame (`seal`).
+//! With a cluster key a tag follows every frame (`seal`). Where the address says so, all of it is
+//! encrypted instead (`tls`).
 //!
 //! There are no credits beside the receiver's reservation: it tells a tag when, and only when, it has blocks
 //! for the whole payload, so no more payload is ever under way than there is room for. Control frames that
@@ -37,6 +38,12 @@ mod send;
 mod send_tests;
 mod socket;
 mod source;
+
+#[cfg_attr(
+    not(all(feature = "tls", any(target_arch = "x86_64", target_arch = "aarch64"))),
+    path = "no_tls.rs"
+)]
+mod tls;
 
 #[cfg(target_os = "linux")]
 #[path = "linux/interface.rs"]
@@ -63,6 +70,7 @@ use crate::address::Target;
 use crate::greeting::{Role, greet};
 use crate::link::TcpLink;
 use crate::listener::TcpLinkListener;
+use crate::tls::Tls;
 
 const SCHEME: &str = "tcp";
 
@@ -71,7 +79,8 @@ const PLACEHOLDER: &str = "the hosts file of this system gives its name a loopba
                            other host reaches: listen on an address, or on 0.0.0.0 or [::]";
 
 /// Dials and listens on `tcp://host:port`, `tcp://[::1]:port`, `tcp://[fe80::1%eth0]:port`; dials from an
-/// interface or an address with `tcp://host:port?bind=eth0` and `?bind=10.0.0.2`.
+/// interface or an address with `tcp://host:port?bind=eth0` and `?bind=10.0.0.2`. With `?tls=key` on both
+/// sides, and a cluster key, links are encrypted.
 ///
 /// ```
 /// # use blockwire::transport::Transport;
@@ -107,12 +116,16 @@ impl Transport for TcpTransport {
     fn connect(&self, address: &Address) -> LocalFuture<Result<Box<dyn Link>, ConnectError>> {
         let (options, address) = (self.options.clone(), address.clone());
         Box::pin(async move {
-            let mut stream = connect::connect(&options, &address).await?;
-            let greeted = match greet(&mut stream, Role::Dialler, &options).await {
+            let refuse = |reason| ConnectError::Address { address: address.clone(), reason };
+            let target = Target::to_dial(&address).map_err(refuse)?;
+            let tls = target.tls.then(|| Tls::dialler(&options)).transpose().map_err(refuse)?;
+            let stream = connect::connect(&options, &address, &target).await?;
+            let greeting = greet(stream, Role::Dialler, tls.as_ref(), &options).await;
+            let (channel, greeted) = match greeting {
                 Ok(greeted) => greeted,
                 Err(error) => return Err(error.with(address)),
             };
-            match TcpLink::new(stream, &greeted, &options) {
+            match TcpLink::new(channel, &greeted, &options) {
                 Ok(link) => Ok(Box::new(link) as Box<dyn Link>),
                 Err(source) => Err(ConnectError::System { address, source }),
             }
@@ -133,6 +146,7 @@ async fn listen(options: &TcpOptions, address: &Address) -> Result<Box<dyn Liste
         _ => ListenError::System { address: address.clone(), source },
     };
     let target = Target::to_listen(address).map_err(refuse)?;
+    let tls = target.tls.then(|| Tls::acceptor(options)).transpose().map_err(refuse)?;
     let found = lookup_host((target.host.as_str(), target.port)).await.map_err(system)?;
     let mut error = None;
     for at in found {
@@ -142,7 +156,7 @@ async fn listen(options: &TcpOptions, address: &Address) -> Result<Box<dyn Liste
         }
         match socket::listen(at, options) {
             Ok(bound) => {
-                let listener = TcpLinkListener::new(bound, options.clone()).map_err(system)?;
+                let listener = TcpLinkListener::new(bound, tls, options.clone()).map_err(system)?;
                 return Ok(Box::new(listener));
             }
             Err(refused) => error = Some(system(refused)),

@@ -14,13 +14,12 @@ use blockwire::transport::{
     RegisterError,
 };
 use blockwire::wire::{BODY_LEN_MAX, HEADER_LEN, Header, Kind, PAYLOAD_LEN_MAX};
-use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 use uuid::Uuid;
 
 use crate::SCHEME;
 use crate::greeting::Greeted;
-use crate::mover::{self, Mover, Stop};
+use crate::mover::{self, Channel, Copies, Mover, Stop};
 use crate::options::TcpOptions;
 use crate::receive::Receiver;
 use crate::seal::Sealer;
@@ -42,6 +41,7 @@ pub(crate) struct TcpLink {
     next_op: u64,
     same_host: bool,
     lingers: bool,
+    copies: Copies,
     peer: String,
     authenticated: Option<Uuid>,
     stats: Arc<TransferStats>,
@@ -62,26 +62,35 @@ enum Stage {
 }
 
 impl TcpLink {
-    /// Takes a connected socket, after the greeting.
+    /// Takes a connection after its greeting.
     pub(crate) fn new(
-        stream: TcpStream,
+        channel: Channel,
         greeted: &Greeted,
         options: &TcpOptions,
     ) -> io::Result<Self> {
-        let (local, peer) = (stream.local_addr()?, stream.peer_addr()?);
+        let socket = channel.socket();
+        let (local, peer) = (socket.local_addr()?, socket.peer_addr()?);
         let same_host = local.ip() == peer.ip() || peer.ip().to_canonical().is_loopback();
-        socket::tune(&stream, same_host, options);
-        let mover = mover::choose(stream, options)?;
+        socket::tune(socket, same_host, options);
+        let mover = mover::choose(channel, options)?;
+        let copies = mover.copies();
         let stats = Arc::<TransferStats>::default();
         let (own_sealer, their_sealer) =
             greeted.frame_keys.map(|(own, theirs)| (Sealer::new(own), Sealer::new(theirs))).unzip();
         let payload_len_max = options.payload_len_max.clamp(1, PAYLOAD_LEN_MAX);
         Ok(Self {
-            sender: Sender::new(payload_len_max, options.digest, own_sealer, Arc::clone(&stats)),
+            sender: Sender::new(
+                payload_len_max,
+                options.digest,
+                own_sealer,
+                copies.sent,
+                Arc::clone(&stats),
+            ),
             receiver: Receiver::new(
                 options.digest,
                 their_sealer,
                 mover.lends(),
+                copies.landed,
                 Arc::clone(&stats),
             ),
             stage: Stage::Open,
@@ -90,6 +99,7 @@ impl TcpLink {
             next_op: 0,
             same_host,
             lingers: mover.lingers(),
+            copies,
             mover: Some(mover),
             peer: format!("{SCHEME}://{peer}"),
             authenticated: greeted.authenticated,
@@ -168,13 +178,19 @@ impl TcpLink {
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<CloseReason> {
         if let Stage::Flushing(deadline) = &mut self.stage {
             let unsent = !self.sender.is_idle() && self.write_error.is_none();
-            if unsent {
-                let timeout = self.flush_timeout;
-                let deadline = deadline.get_or_insert_with(|| Box::pin(sleep(timeout)));
-                return deadline.as_mut().poll(cx).map(|()| CloseReason::Local);
-            }
-            if self.mover.as_mut().is_some_and(|mover| mover.finish().is_err()) {
-                return Poll::Ready(CloseReason::Local);
+            let finished = match &mut self.mover {
+                Some(mover) if !unsent => mover.poll_finish(cx),
+                Some(_) => Poll::Pending,
+                None => Poll::Ready(Ok(())),
+            };
+            match finished {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_)) => return Poll::Ready(CloseReason::Local),
+                Poll::Pending => {
+                    let timeout = self.flush_timeout;
+                    let deadline = deadline.get_or_insert_with(|| Box::pin(sleep(timeout)));
+                    return deadline.as_mut().poll(cx).map(|()| CloseReason::Local);
+                }
             }
             self.stage = Stage::Lingering(Box::pin(sleep(self.linger_timeout)));
         }
@@ -188,7 +204,7 @@ impl TcpLink {
 impl Link for TcpLink {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            stream: Some(0),
+            stream: Some(self.copies.sent + self.copies.landed),
             get: None,
             adopt: false,
             same_host: self.same_host,

@@ -16,6 +16,7 @@ use crate::greeting::{HalfOpen, Role, greet};
 use crate::link::TcpLink;
 use crate::options::TcpOptions;
 use crate::source::reachable;
+use crate::tls::Tls;
 
 /// Rest after an error that does not concern one peer, as a lack of descriptors: the connection still
 /// waits, so trying at once again would only spin.
@@ -29,17 +30,23 @@ const ACCEPTS_MAX: usize = 64;
 pub(crate) struct TcpLinkListener {
     listener: TcpListener,
     local: Address,
+    tls: Option<Tls>,
     options: TcpOptions,
     half_open: HalfOpen<Result<TcpLink, ConnectError>>,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
 impl TcpLinkListener {
-    /// Takes a bound socket.
-    pub(crate) fn new(listener: TcpListener, options: TcpOptions) -> io::Result<Self> {
+    /// Takes a bound socket. Whoever dials what it is called speaks TLS if it does.
+    pub(crate) fn new(
+        listener: TcpListener,
+        tls: Option<Tls>,
+        options: TcpOptions,
+    ) -> io::Result<Self> {
         let at = reachable(listener.local_addr()?);
-        let local = Address::new(SCHEME, &at.to_string());
-        Ok(Self { listener, local, options, half_open: HalfOpen::new(), pause: None })
+        let query = if tls.is_some() { "?tls=key" } else { "" };
+        let local = Address::new(SCHEME, &format!("{at}{query}"));
+        Ok(Self { listener, local, tls, options, half_open: HalfOpen::new(), pause: None })
     }
 
     /// Takes whoever waits, a share of them; they greet side by side.
@@ -54,7 +61,7 @@ impl TcpLinkListener {
             let Poll::Ready(accepted) = self.listener.poll_accept(cx) else { return Ok(()) };
             match accepted {
                 Ok((stream, from)) => {
-                    let greeting = accept(stream, from, self.options.clone());
+                    let greeting = accept(stream, from, self.tls.clone(), self.options.clone());
                     self.half_open.admit(from.ip().into(), greeting);
                 }
                 Err(error) => {
@@ -87,16 +94,17 @@ impl Listener for TcpLinkListener {
 }
 
 async fn accept(
-    mut stream: TcpStream,
+    stream: TcpStream,
     from: SocketAddr,
+    tls: Option<Tls>,
     options: TcpOptions,
 ) -> Result<TcpLink, ConnectError> {
     let address = Address::new(SCHEME, &from.to_string());
-    let greeted = match greet(&mut stream, Role::Acceptor, &options).await {
+    let (channel, greeted) = match greet(stream, Role::Acceptor, tls.as_ref(), &options).await {
         Ok(greeted) => greeted,
         Err(error) => return Err(error.with(address)),
     };
-    TcpLink::new(stream, &greeted, &options)
+    TcpLink::new(channel, &greeted, &options)
         .map_err(|source| ConnectError::System { address, source })
 }
 

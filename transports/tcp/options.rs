@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::key::ClusterKey;
 
-/// How payload leaves its blocks.
+/// How payload leaves its blocks. With TLS, encrypting copies it whatever is said here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SendWay {
@@ -21,7 +21,7 @@ pub enum SendWay {
     Pages,
 }
 
-/// How bytes pass between sockets and memory.
+/// How bytes pass between sockets and memory. With TLS it is always `Readiness`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SocketPath {

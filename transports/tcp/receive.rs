@@ -50,6 +50,8 @@ pub(crate) struct Receiver {
     lent: bool,
     /// A `Land` that ended meanwhile.
     unwanted: Option<(StreamTag, OpError)>,
+    /// Copies that the mover makes of a payload byte.
+    copies: u8,
     stats: Arc<TransferStats>,
 }
 
@@ -98,6 +100,7 @@ impl Receiver {
         digests: bool,
         sealer: Option<Sealer>,
         lends: bool,
+        copies: u8,
         stats: Arc<TransferStats>,
     ) -> Self {
         Self {
@@ -112,6 +115,7 @@ impl Receiver {
             lends,
             lent: false,
             unwanted: None,
+            copies,
             stats,
         }
     }
@@ -427,6 +431,7 @@ impl Receiver {
         events: &mut Vec<LinkEvent>,
     ) {
         self.stats.add_landed(came as u64);
+        self.stats.add_copied(came as u64 * u64::from(self.copies));
         if left == 0 {
             self.came(Came::Payload(tag), events);
         } else {

@@ -48,6 +48,8 @@ pub(crate) struct Sender {
     lent: Option<usize>,
     /// Control frames that were cancelled meanwhile.
     unwanted: Vec<OpId>,
+    /// Copies that the mover makes of a payload byte.
+    copies: u8,
     stats: Arc<TransferStats>,
 }
 
@@ -104,6 +106,7 @@ impl Sender {
         payload_len_max: u64,
         digests: bool,
         sealer: Option<Sealer>,
+        copies: u8,
         stats: Arc<TransferStats>,
     ) -> Self {
         Self {
@@ -117,6 +120,7 @@ impl Sender {
             digests,
             lent: None,
             unwanted: Vec::new(),
+            copies,
             stats,
         }
     }
@@ -363,6 +367,7 @@ impl Sender {
         frame.payload_left -= of_payload as u64;
         stream.wrote(of_payload, self.sealer.as_mut());
         self.stats.add_sent(of_payload as u64);
+        self.stats.add_copied(of_payload as u64 * u64::from(self.copies));
         if frame.payload_left == 0 {
             self.frame = None;
             if let Some(sealer) = &self.sealer {

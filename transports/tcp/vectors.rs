@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::greeting::{Role, TRANSCRIPT_LEN};
+use crate::greeting::Role;
 use crate::key::ClusterKey;
 use crate::seal::Sealer;
 
@@ -27,7 +27,8 @@ fn written(name: &str) -> Vec<u8> {
 #[test]
 fn the_manual_says_how_greetings_proofs_and_tags_are_made() {
     let greetings = [written("greeting of the dialler"), written("greeting of the acceptor")];
-    let transcript: [u8; TRANSCRIPT_LEN] = greetings.concat().try_into().unwrap();
+    let transcript = greetings.concat();
+    let binding = written("exporter of a TLS session");
     let key = ClusterKey::from_text(KEY).unwrap();
     let (ats, header) = (written("ats"), written("payload header"));
     let mut found = String::new();
@@ -51,6 +52,12 @@ fn the_manual_says_how_greetings_proofs_and_tags_are_made() {
     dialler.begin(&header);
     dialler.update(&[0x5a; 4096]);
     add("tag of the payload frame as frame 1 of the dialler", &dialler.seal());
+    add("exporter of a TLS session", &binding);
+    let transcript = [transcript, binding].concat();
+    for (role, name) in roles {
+        let proof = key.proof(role, &transcript);
+        add(&format!("proof of the {name} in that session"), proof.as_bytes());
+    }
     let vectors = MANUAL.split("```tcp-vectors\n").nth(1).and_then(|rest| rest.split("```").next());
     assert_eq!(vectors.unwrap(), found, "the wire format changed: say so in the changelog");
 }

@@ -68,6 +68,13 @@ impl TransferStats {
         self.landed.fetch_add(bytes, Relaxed);
         PROCESS.landed.fetch_add(bytes, Relaxed);
     }
+
+    /// Counts payload bytes that a library copied. What this crate copies itself is counted where it is
+    /// copied.
+    pub fn add_copied(&self, bytes: u64) {
+        self.copied.fetch_add(bytes, Relaxed);
+        PROCESS.copied.fetch_add(bytes, Relaxed);
+    }
 }
 
 /// Where a copy leaves its bytes.
@@ -131,8 +138,7 @@ pub unsafe fn copy_payload_from_peer<'a>(
         copied += to.len();
     }
     drop(fence);
-    stats.copied.fetch_add(copied as u64, Relaxed);
-    PROCESS.copied.fetch_add(copied as u64, Relaxed);
+    stats.add_copied(copied as u64);
     copied
 }
 

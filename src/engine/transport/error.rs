@@ -47,6 +47,9 @@ pub enum Violation {
     /// The first exchange of the transport went wrong.
     #[error("bad greeting: {0}")]
     Greeting(&'static str),
+    /// What came through an encrypted connection is not what the peer sent, or is not TLS.
+    #[error("broken TLS: {0}")]
+    Tls(&'static str),
 }
 
 /// Why a link is no more.
@@ -163,6 +166,18 @@ pub enum KeyMismatch {
     /// The peer left when it read this side's proof.
     #[error("the peer did not accept this side's cluster key: start both with the same key")]
     NotAccepted,
+    /// The peer's first bytes are none of TLS.
+    #[error(
+        "this side speaks TLS, the peer does not: write `?tls=key` behind the address on both sides, \
+         or on neither"
+    )]
+    TlsOnlyHere,
+    /// The peer's first bytes are those of TLS.
+    #[error(
+        "the peer speaks TLS, this side does not: write `?tls=key` behind the address on both sides, \
+         or on neither"
+    )]
+    TlsOnlyThere,
 }
 
 /// Why an address could not be bound.

@@ -16,6 +16,11 @@
 //! A side with a key and a side without one part after the greetings, so that both know why. Reads are
 //! of fixed lengths and never beyond the exchange: what a stranger can make this side hold is a socket
 //! and less than a page, for at most the options' `greeting_timeout`.
+//!
+//! Where the address says `tls=key`, all of this goes through a TLS session, whose handshake comes first
+//! and within the same time (see `tls`). The proofs cover the session too. A side that speaks TLS and one
+//! that does not tell each other by the first bytes, in words that the other can read: an alert, or a
+//! greeting. Neither goes on without TLS.
 
 mod half_open;
 mod layout;
@@ -23,7 +28,7 @@ mod layout;
 use std::io;
 
 use blockwire::transport::{Address, ConnectError, KeyMismatch, Violation};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -32,11 +37,18 @@ pub(crate) use half_open::HalfOpen;
 pub(crate) use layout::GREETING_LEN;
 
 use crate::key::ClusterKey;
+use crate::mover::Channel;
 use crate::options::TcpOptions;
+use crate::tls::Tls;
 use layout::{Greeting, MAGIC};
 
-/// Bytes of both greetings, the dialler's first.
-pub(crate) const TRANSCRIPT_LEN: usize = 2 * GREETING_LEN;
+/// Bytes that a TLS session is told from others by.
+pub(crate) const BINDING_LEN: usize = 32;
+
+/// What TLS begins with: the type of a record, an alert or a handshake, and the major version.
+const TLS_RECORDS: [[u8; 2]; 2] = [[21, 3], [22, 3]];
+/// Bytes of a record's header, the last two of which say how many follow.
+const RECORD_HEADER_LEN: usize = 5;
 
 /// Which end of a connection a side is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,35 +114,58 @@ impl GreetError {
     }
 }
 
-/// Makes a fresh connection one of two sides that know each other.
+/// Makes a fresh connection one of two sides that know each other; encrypted with `tls`.
 ///
 /// # Cancel safety
-/// None: drop the connection too.
+/// None: the connection is dropped.
 pub(crate) async fn greet(
-    stream: &mut TcpStream,
+    stream: TcpStream,
     role: Role,
+    tls: Option<&Tls>,
     options: &TcpOptions,
-) -> Result<Greeted, GreetError> {
+) -> Result<(Channel, Greeted), GreetError> {
     let late = || io::Error::new(io::ErrorKind::TimedOut, "the peer did not greet in time");
-    let exchange = exchange(stream, role, options);
-    timeout(options.greeting_timeout, exchange).await.unwrap_or_else(|_| Err(late().into()))
+    let opening = open(stream, role, tls, options);
+    timeout(options.greeting_timeout, opening).await.unwrap_or_else(|_| Err(late().into()))
 }
 
-async fn exchange(
-    stream: &mut TcpStream,
+async fn open(
+    mut stream: TcpStream,
     role: Role,
+    tls: Option<&Tls>,
+    options: &TcpOptions,
+) -> Result<(Channel, Greeted), GreetError> {
+    let Some(tls) = tls else {
+        let exchanged = exchange(&mut stream, role, &[], options).await;
+        if matches!(exchanged, Err(GreetError::Key(KeyMismatch::TlsOnlyThere))) {
+            answer_tls(&mut stream, role, options).await?;
+        }
+        return Ok((Channel::Plain(stream), exchanged?));
+    };
+    let mut session = tls.handshake(stream).await?;
+    let binding = session.binding()?;
+    let greeted = exchange(session.stream(), role, &binding, options).await?;
+    // Every record has a tag of its own.
+    Ok((Channel::Tls(Box::new(session)), Greeted { frame_keys: None, ..greeted }))
+}
+
+/// Says hello. What the proofs cover besides is `binding`.
+async fn exchange(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    role: Role,
+    binding: &[u8],
     options: &TcpOptions,
 ) -> Result<Greeted, GreetError> {
     let (transcript, theirs) = match role {
         Role::Dialler => {
             let ours = ours(Uuid::new_v4(), options)?;
-            stream.write_all(&ours.encode()).await?;
+            send(stream, &ours.encode()).await?;
             let bytes = read_greeting(stream).await?;
             let theirs = Greeting::parse(&bytes)?;
             if theirs.link != ours.link {
                 return Err(Violation::Greeting("the answer is about another link").into());
             }
-            (transcript(&ours.encode(), &bytes), theirs)
+            ([&ours.encode(), &bytes[..], binding].concat(), theirs)
         }
         Role::Acceptor => {
             let bytes = read_greeting(stream).await?;
@@ -138,8 +173,8 @@ async fn exchange(
             // One that cannot be understood is answered too: then the dialler finds what differs.
             let link = theirs.as_ref().map_or(Uuid::nil(), |theirs| theirs.link);
             let ours = ours(link, options)?;
-            stream.write_all(&ours.encode()).await?;
-            (transcript(&bytes, &ours.encode()), theirs?)
+            send(stream, &ours.encode()).await?;
+            ([&bytes, &ours.encode()[..], binding].concat(), theirs?)
         }
     };
     match (&options.cluster_key, theirs.keyed) {
@@ -162,19 +197,42 @@ fn ours(link: Uuid, options: &TcpOptions) -> Result<Greeting, GreetError> {
     Ok(Greeting { keyed, instance: options.instance, link, nonce })
 }
 
-fn transcript(dialler: &[u8; GREETING_LEN], acceptor: &[u8; GREETING_LEN]) -> [u8; TRANSCRIPT_LEN] {
-    let mut both = [0; TRANSCRIPT_LEN];
-    let (first, second) = both.split_at_mut(GREETING_LEN);
-    first.copy_from_slice(dialler);
-    second.copy_from_slice(acceptor);
-    both
+/// Writes, also what a session would keep for later.
+async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(bytes).await?;
+    stream.flush().await
+}
+
+/// Tells a dialler that speaks TLS to a side that does not: a greeting is not what it waits for. Its first
+/// record is read to the end, since closing with bytes unread could destroy the answer.
+async fn answer_tls(
+    stream: &mut TcpStream,
+    role: Role,
+    options: &TcpOptions,
+) -> Result<(), GreetError> {
+    if role == Role::Acceptor {
+        let mut len = [0; 2];
+        stream.read_exact(&mut len).await?;
+        let mut rest = stream.take(u16::from_be_bytes(len).into());
+        tokio::io::copy(&mut rest, &mut tokio::io::sink()).await?;
+        send(stream, &ours(Uuid::nil(), options)?.encode()).await?;
+    }
+    Ok(())
 }
 
 /// Whoever speaks another protocol is found out by its first bytes.
-async fn read_greeting(stream: &mut TcpStream) -> Result<[u8; GREETING_LEN], GreetError> {
+async fn read_greeting(
+    stream: &mut (impl AsyncRead + Unpin),
+) -> Result<[u8; GREETING_LEN], GreetError> {
     let mut bytes = [0; GREETING_LEN];
     let (magic, rest) = bytes.split_at_mut(MAGIC.len());
-    stream.read_exact(magic).await?;
+    // An alert is shorter than the magic.
+    let (first, second) = magic.split_at_mut(RECORD_HEADER_LEN - 2);
+    stream.read_exact(first).await?;
+    if TLS_RECORDS.iter().any(|record| first.starts_with(record)) {
+        return Err(KeyMismatch::TlsOnlyThere.into());
+    }
+    stream.read_exact(second).await?;
     if magic != MAGIC {
         return Err(Violation::Greeting("not a Blockwire peer").into());
     }
@@ -184,15 +242,15 @@ async fn read_greeting(stream: &mut TcpStream) -> Result<[u8; GREETING_LEN], Gre
 
 /// The acceptor proves nothing to a stranger.
 async fn prove(
-    stream: &mut TcpStream,
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     role: Role,
     key: &ClusterKey,
-    transcript: &[u8; TRANSCRIPT_LEN],
+    transcript: &[u8],
 ) -> Result<(), GreetError> {
     let (own, wanted) = (key.proof(role, transcript), key.proof(role.other(), transcript));
     match role {
         Role::Dialler => {
-            stream.write_all(own.as_bytes()).await?;
+            send(stream, own.as_bytes()).await?;
             let answer = read_proof(stream).await;
             // The acceptor read all that was sent: only a proof that it does not like makes it leave.
             let left = |error: &io::Error| error.kind() == io::ErrorKind::UnexpectedEof;
@@ -203,12 +261,12 @@ async fn prove(
         }
         Role::Acceptor => {
             check(&read_proof(stream).await?, &wanted)?;
-            Ok(stream.write_all(own.as_bytes()).await?)
+            Ok(send(stream, own.as_bytes()).await?)
         }
     }
 }
 
-async fn read_proof(stream: &mut TcpStream) -> io::Result<[u8; 32]> {
+async fn read_proof(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<[u8; 32]> {
     let mut proof = [0; 32];
     stream.read_exact(&mut proof).await?;
     Ok(proof)

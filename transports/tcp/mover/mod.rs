@@ -13,6 +13,8 @@ mod pace;
 #[cfg_attr(target_os = "linux", expect(unsafe_code, reason = "vmsplice takes raw slices"))]
 mod pages;
 mod readiness;
+#[cfg(all(feature = "tls", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod tls;
 #[cfg(all(target_os = "linux", feature = "uring"))]
 #[expect(unsafe_code, reason = "the kernel is given addresses")]
 mod uring;
@@ -28,8 +30,11 @@ use tokio::net::TcpStream;
 use crate::options::{SocketPath, TcpOptions};
 use crate::receive::Receiver;
 use crate::send::Sender;
+use crate::tls::Session;
 
 use self::readiness::Readiness;
+#[cfg(all(feature = "tls", any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(crate) use self::tls::Records;
 
 /// Slices of one gathering write or scattering read. The system takes 1024; with fewer, setting up
 /// the array stays cheap beside the call, and blocks of 2 KiB still make half a megabyte.
@@ -48,6 +53,34 @@ pub(crate) enum Stop {
     Lost(io::Error),
     /// The peer broke the rules.
     Violated(Violation),
+}
+
+/// A connection after the greeting.
+#[derive(Debug)]
+pub(crate) enum Channel {
+    /// What is sent is what the socket takes.
+    Plain(TcpStream),
+    /// It is encrypted on the way.
+    Tls(Box<Session>),
+}
+
+impl Channel {
+    /// The socket, whatever is done with its bytes.
+    pub(crate) fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(session) => session.socket(),
+        }
+    }
+}
+
+/// How often each payload byte is copied in user space, by way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Copies {
+    /// On its way out of this side's blocks.
+    pub(crate) sent: u8,
+    /// On its way into this side's blocks.
+    pub(crate) landed: u8,
 }
 
 /// A connected socket, and a way to use it. Every poll does bounded work.
@@ -79,24 +112,33 @@ pub(crate) trait Mover: fmt::Debug {
         events: &mut Vec<LinkEvent>,
     ) -> Poll<Result<(), Stop>>;
 
-    /// Tells the peer that nothing follows.
+    /// Sends what the sender handed over before, and tells the peer that nothing follows.
     ///
     /// # Errors
     /// What the system says: the connection is gone.
-    fn finish(&mut self) -> io::Result<()>;
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
     /// Whether payload may be read from its blocks after it was sent, until the peer has it.
     fn lingers(&self) -> bool;
 
     /// Whether plans and rooms are with the kernel between two polls.
     fn lends(&self) -> bool;
+
+    /// How often payload is copied in user space.
+    fn copies(&self) -> Copies {
+        Copies::default()
+    }
 }
 
-/// The mover for a connected socket.
+/// The mover for a connection.
 ///
 /// # Errors
 /// What the system says to the socket.
-pub(crate) fn choose(stream: TcpStream, options: &TcpOptions) -> io::Result<Box<dyn Mover>> {
+pub(crate) fn choose(channel: Channel, options: &TcpOptions) -> io::Result<Box<dyn Mover>> {
+    let stream = match channel {
+        Channel::Plain(stream) => stream,
+        Channel::Tls(session) => return Ok(session.into_mover()),
+    };
     if options.path == SocketPath::Uring {
         #[cfg(all(target_os = "linux", feature = "uring"))]
         match uring::open() {

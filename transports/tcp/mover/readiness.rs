@@ -176,8 +176,8 @@ impl Mover for Readiness {
         Poll::Ready(Ok(()))
     }
 
-    fn finish(&mut self) -> io::Result<()> {
-        SockRef::from(&self.stream).shutdown(Shutdown::Write)
+    fn poll_finish(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(SockRef::from(&self.stream).shutdown(Shutdown::Write))
     }
 
     fn lingers(&self) -> bool {

@@ -336,8 +336,8 @@ impl Mover for Uring {
         Poll::Ready(Ok(()))
     }
 
-    fn finish(&mut self) -> io::Result<()> {
-        self.socket.shutdown(Shutdown::Write)
+    fn poll_finish(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.socket.shutdown(Shutdown::Write))
     }
 
     fn lingers(&self) -> bool {
