@@ -75,7 +75,7 @@ pub struct TcpOptions {
     /// (Linux). Also how long a peer may keep its receive window shut.
     pub unacknowledged_max: Duration,
     /// Most bytes that the kernel takes before it has sent what it took, where it can be told (Linux): a
-    /// control frame waits behind them. `None` leaves it to the kernel.
+    /// control frame waits behind them. `None` leaves it to the kernel, which grows to megabytes.
     pub unsent_len_max: Option<u32>,
     /// How long a closing link tries to send what it accepted.
     pub flush_timeout: Duration,
@@ -101,7 +101,7 @@ impl Default for TcpOptions {
             keepalive_idle: Duration::from_secs(15),
             keepalive_interval: Duration::from_secs(5),
             unacknowledged_max: Duration::from_secs(20),
-            unsent_len_max: None,
+            unsent_len_max: Some(256 << 10),
             flush_timeout: Duration::from_secs(5),
             linger_timeout: Duration::from_secs(1),
         }

@@ -40,7 +40,7 @@ pub(crate) use self::tls::Records;
 /// the array stays cheap beside the call, and blocks of 2 KiB still make half a megabyte.
 const SLICES_MAX: usize = 256;
 /// Bytes that one direction may move in one poll, so that neither starves the other or other links.
-const POLL_LEN_MAX: usize = 4 << 20;
+const POLL_LEN_MAX: usize = 1 << 20;
 /// System calls of one direction in one poll, for the same reason.
 const POLL_CALLS_MAX: usize = 64;
 

@@ -2,8 +2,10 @@
 //!
 //! Which way is faster depends on what no constant knows: how far the cores of the two ends are from
 //! each other, whether the bytes are in a cache, what the network's driver can do. So every way gets its
-//! turns. A rate is payload bytes by seconds in which there was payload to send, waits for the peer
-//! included: a way that is cheap here and dear at the receiver is as slow as it is.
+//! turns. A rate is payload bytes by seconds from the first one until the peer answered: it reports every
+//! payload that it has, so the first frame that comes once nothing is left to send is the answer. A way that
+//! is cheap here and dear at the receiver is as slow as it is, and bytes that only fill buffers do not make
+//! a way fast.
 //!
 //! ```text
 //! | settle | trial of B | trial | A or B, whichever was faster ... | settle | trial of the other | trial | ...
@@ -13,8 +15,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Payload bytes of a window: more than the system's buffers hold, a few milliseconds of work.
+/// Payload bytes of a window, at least: a few milliseconds of work.
 const WINDOW_LEN: u64 = 4 << 20;
+/// Payload bytes after which a window ends without an answer: several times what buffers hold.
+const WINDOW_LEN_MAX: u64 = 128 << 20;
 /// Windows that count in a trial.
 const TRIAL: u32 = 2;
 /// Windows between two trials: a slower way costs one part in twenty of them at most.
@@ -49,8 +53,10 @@ pub(super) struct Pace {
     best: f64,
     bytes: u64,
     busy: Duration,
-    /// Since when there is payload to send.
+    /// Since when there is payload to send, or to be answered.
     since: Option<Instant>,
+    /// All is sent.
+    waits: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +77,7 @@ impl Pace {
             bytes: 0,
             busy: Duration::ZERO,
             since: None,
+            waits: false,
         }
     }
 
@@ -79,26 +86,42 @@ impl Pace {
         self.by
     }
 
-    /// Nothing is left to send.
-    pub(super) fn pause(&mut self, now: impl FnOnce() -> Instant) {
-        if let Some(since) = self.since.take() {
-            self.busy += now() - since;
-        }
-    }
-
     /// Payload is there to be sent.
     pub(super) fn start(&mut self, now: impl FnOnce() -> Instant) {
+        self.waits = false;
         self.since.get_or_insert_with(now);
     }
 
-    /// Bytes were sent while there was payload to send.
+    /// Bytes were sent.
     pub(super) fn moved(&mut self, len: usize, now: impl FnOnce() -> Instant) {
-        self.bytes += if self.since.is_some() { len as u64 } else { 0 };
+        if self.since.is_some() {
+            self.bytes += len as u64;
+            if self.bytes >= WINDOW_LEN_MAX {
+                let now = now();
+                self.stop(now);
+                self.since = Some(now);
+            }
+        }
+    }
+
+    /// Nothing is left to send.
+    pub(super) fn wait(&mut self) {
+        self.waits = true;
+    }
+
+    /// The peer says something.
+    pub(super) fn answered(&mut self, now: impl FnOnce() -> Instant) {
+        if self.waits && self.since.is_some() {
+            self.stop(now());
+        }
+    }
+
+    /// Ends a stretch of work, and the window if it is long enough.
+    fn stop(&mut self, now: Instant) {
+        self.busy += self.since.take().map_or(Duration::ZERO, |since| now - since);
         if self.bytes >= WINDOW_LEN {
-            let now = now();
-            self.pause(|| now);
             let rate = self.bytes as f64 / self.busy.as_secs_f64().max(1e-9);
-            (self.bytes, self.busy, self.since) = (0, Duration::ZERO, Some(now));
+            (self.bytes, self.busy) = (0, Duration::ZERO);
             self.window(rate);
         }
     }
@@ -154,9 +177,11 @@ mod tests {
                 now += Duration::from_micros(WINDOW_LEN / 4 / rate(pace.by()));
                 pace.moved(WINDOW_LEN as usize / 4, || now);
             }
+            pace.wait();
+            pace.answered(|| now);
             // What lies idle between two handoffs does not count.
-            pace.pause(|| now);
             now += Duration::from_secs(1);
+            pace.answered(|| now);
         }
         ways
     }
@@ -191,5 +216,36 @@ mod tests {
         assert_eq!(after.last(), Some(&By::Copies));
         let back = windows(&mut pace, 2 * HOLD as usize, copies_are(70));
         assert_eq!(back.last(), Some(&By::Pages));
+    }
+
+    #[test]
+    fn what_only_fills_buffers_is_not_fast() {
+        let mut pace = Pace::new(By::Pages);
+        let mut now = clock::now();
+        let mut by_copies = 0;
+        for _ in 0..HOLD {
+            pace.start(|| now);
+            // Pages are gone at once, and take the peer longer.
+            let (here, there) = if pace.by() == By::Pages { (1, 3000) } else { (2000, 100) };
+            by_copies += u32::from(pace.by() == By::Copies);
+            now += Duration::from_micros(here);
+            pace.moved(WINDOW_LEN as usize, || now);
+            pace.wait();
+            now += Duration::from_micros(there);
+            pace.answered(|| now);
+        }
+        assert_eq!(by_copies, HOLD - 1 - TRIAL, "all but those of the first trial");
+    }
+
+    #[test]
+    fn a_stream_without_an_end_is_measured_too() {
+        let mut pace = Pace::new(By::Pages);
+        let mut now = clock::now();
+        pace.start(|| now);
+        for _ in 0..HOLD {
+            now += Duration::from_millis(if pace.by() == By::Pages { 30 } else { 20 });
+            pace.moved(WINDOW_LEN_MAX as usize, || now);
+        }
+        assert_eq!(pace.by(), By::Copies);
     }
 }

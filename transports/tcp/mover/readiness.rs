@@ -117,7 +117,7 @@ impl Mover for Readiness {
         for _ in 0..POLL_CALLS_MAX {
             if sender.is_idle() {
                 if let Some(pace) = &mut self.pace {
-                    pace.pause(clock::now);
+                    pace.wait();
                 }
                 return Poll::Pending;
             }
@@ -151,7 +151,7 @@ impl Mover for Readiness {
         receiver: &mut Receiver,
         events: &mut Vec<LinkEvent>,
     ) -> Poll<Result<(), Stop>> {
-        let mut bytes = 0;
+        let (mut bytes, known) = (0, events.len());
         // What it was set for may have been cancelled.
         self.set_low_water(wake_len(receiver).min(self.low_water));
         for _ in 0..POLL_CALLS_MAX {
@@ -164,6 +164,13 @@ impl Mover for Readiness {
                 Ok(len) => {
                     receiver.filled(len, events).map_err(Stop::Violated)?;
                     bytes += len;
+                    if let Some(pace) = &mut self.pace
+                        && events[known..]
+                            .iter()
+                            .any(|event| matches!(event, LinkEvent::Received(_)))
+                    {
+                        pace.answered(clock::now);
+                    }
                 }
                 // It sleeps next.
                 Err(error) if may_retry(&error) => self.set_low_water(wake_len(receiver)),
