@@ -30,6 +30,8 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 fn options(way: SendWay) -> TcpOptions {
     let mut options = TcpOptions::default();
     options.send_way = way;
+    // The system is to take a whole payload before its peer reads.
+    options.unsent_len_max = None;
     options
 }
 
