@@ -2,6 +2,7 @@
 
 pub mod blocks;
 pub mod host;
+pub mod nodes;
 pub mod tcp;
 
 use std::future::{Future, poll_fn};
