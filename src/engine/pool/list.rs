@@ -3,13 +3,15 @@
 //! Invariants, named by the SAFETY comments below:
 //! - L1: every extent of a list lies inside blocks that the list holds, and inside tokens that its
 //!   range names.
-//! - L2: the extents of a [`ScatterList`] are pairwise disjoint (a payload names every token once).
+//! - L2: the extents of a [`ScatterList`] are pairwise disjoint (a payload names every token once), and
+//!   so are those of lists that share their blocks: they come from one list that was split.
 //!
 //! A list is a loan: its blocks cannot be freed or reused before it is dropped, whoever else gave
 //! up on them. That is what makes an abandoned operation safe.
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::block::{BlockPool, BlockState, ReservedBlock, SealedBlock};
 use super::payload::PayloadOrder;
@@ -103,13 +105,20 @@ impl Cursor {
     }
 }
 
+/// The extents of bytes `range` of a list.
+fn cut(extents: &[Extent], range: &Range<u64>) -> Vec<Extent> {
+    let mut cursor = Cursor::default();
+    cursor.advance(extents, range.start as usize);
+    cursor.window(extents, (range.end - range.start) as usize).collect()
+}
+
 /// Sealed blocks to read a payload from.
 #[derive(Clone)]
 pub struct GatherList {
     pool: BlockPool,
     extents: Vec<Extent>,
     len: u64,
-    _holds: Vec<SealedBlock>,
+    holds: Arc<Vec<SealedBlock>>,
 }
 
 impl GatherList {
@@ -152,7 +161,7 @@ impl GatherList {
         let first_token = tokens.start / own * own;
         let mut extents = Vec::new();
         order.extents(pool.shape(), &table, first_token, tokens, &mut extents);
-        Self { pool: pool.clone(), extents, len, _holds: holds }
+        Self { pool: pool.clone(), extents, len, holds: Arc::new(holds) }
     }
 
     /// Bytes of payload.
@@ -173,6 +182,21 @@ impl GatherList {
     /// The pool that the bytes lie in.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+
+    /// Bytes `range` of this payload, as a payload of its own. It holds the same blocks.
+    ///
+    /// # Panics
+    /// When the range reaches past the end.
+    #[must_use]
+    pub fn part(&self, range: Range<u64>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "a part lies inside its whole");
+        Self {
+            pool: self.pool.clone(),
+            extents: cut(&self.extents, &range),
+            len: range.end - range.start,
+            holds: Arc::clone(&self.holds),
+        }
     }
 
     /// The bytes from `cursor` on, at most `bytes_max` of them.
@@ -196,7 +220,8 @@ pub struct ScatterList {
     pool: BlockPool,
     extents: Vec<Extent>,
     len: u64,
-    holds: Vec<ReservedBlock>,
+    /// Shared between the parts of a list that was split.
+    holds: Arc<Vec<ReservedBlock>>,
 }
 
 impl ScatterList {
@@ -228,7 +253,7 @@ impl ScatterList {
         order.extents(pool.shape(), &table, start, tokens, &mut extents);
         blocks.iter().for_each(|block| block.set_state(BlockState::Loaned));
         let len = order.payload_len(pool.spec(), end - start);
-        Ok(Self { pool: pool.clone(), extents, len, holds: blocks })
+        Ok(Self { pool: pool.clone(), extents, len, holds: Arc::new(blocks) })
     }
 
     /// Bytes of payload.
@@ -255,8 +280,9 @@ impl ScatterList {
     pub fn slices(&mut self, cursor: &Cursor, bytes_max: usize) -> impl Iterator<Item = &mut [u8]> {
         let region = self.pool.region();
         cursor.window(&self.extents, bytes_max).map(move |extent| {
-            // SAFETY: the extent lies in reserved blocks that `self` holds (L1), which nobody else
-            // reads or writes (P1); `self` is borrowed exclusively, and no two extents overlap (L2).
+            // SAFETY: the extent lies in reserved blocks that `self` holds (L1), which only lists that
+            // share them read or write (P1), and none of those at this extent (L2); `self` is borrowed
+            // exclusively, and no two of its extents overlap (L2).
             unsafe { region.bytes_mut(extent) }
         })
     }
@@ -267,10 +293,50 @@ impl ScatterList {
         Loan { pool: self.pool.clone(), ids }
     }
 
-    /// Ends the loan.
+    /// Splits the room before byte `at`. Both parts can be filled at once, by whoever has them; the
+    /// blocks stay until both are gone.
+    ///
+    /// # Panics
+    /// When `at` lies past the end.
+    #[must_use]
+    pub fn split(self, at: u64) -> (Self, Self) {
+        assert!(at <= self.len, "a room is split inside");
+        let part = |range: Range<u64>| Self {
+            pool: self.pool.clone(),
+            extents: cut(&self.extents, &range),
+            len: range.end - range.start,
+            holds: Arc::clone(&self.holds),
+        };
+        // Every byte of the whole goes to one of them (L2).
+        (part(0..at), part(at..self.len))
+    }
+
+    /// Puts parts of one room together again: this one, and the one that follows it.
+    ///
+    /// # Errors
+    /// Both, when they do not come from one room.
+    pub fn join(mut self, next: Self) -> Result<Self, Box<(Self, Self)>> {
+        if !Arc::ptr_eq(&self.holds, &next.holds) {
+            return Err(Box::new((self, next)));
+        }
+        let mut rest = &next.extents[..];
+        // An extent that the split went through; a list has no other neighbours.
+        if let (Some(last), [first, after @ ..]) = (self.extents.last_mut(), rest)
+            && last.offset + last.len == first.offset
+        {
+            last.len += first.len;
+            rest = after;
+        }
+        self.extents.extend_from_slice(rest);
+        self.len += next.len;
+        Ok(self)
+    }
+
+    /// Ends the loan. Of a room that was split, the last part gives all blocks, the others none.
     pub fn into_blocks(self) -> Vec<ReservedBlock> {
-        self.holds.iter().for_each(|block| block.set_state(BlockState::Reserved));
-        self.holds
+        let blocks = Arc::into_inner(self.holds).unwrap_or_default();
+        blocks.iter().for_each(|block| block.set_state(BlockState::Reserved));
+        blocks
     }
 }
 
@@ -379,6 +445,93 @@ mod tests {
         let (error, blocks) = refused(other.try_reserve(1).unwrap(), 0..4);
         assert!(matches!(error, ListError::ForeignBlock { .. }));
         assert_eq!(blocks.len(), 1);
+        assert_eq!(pool.accounting().free, 4);
+    }
+
+    /// Every byte of a list, where it lies.
+    fn places(extents: &[Extent]) -> Vec<usize> {
+        extents.iter().flat_map(|extent| extent.offset..extent.offset + extent.len).collect()
+    }
+
+    #[test]
+    fn a_room_that_was_split_anywhere_joins_to_what_it_was() {
+        let order = PayloadOrder { block_tokens: 4 };
+        for layout in [Layout::BlockMajor, Layout::LayerMajor] {
+            let pool = pool(layout, 4, 4);
+            let blocks = pool.try_reserve(3).unwrap();
+            let mut room = ScatterList::new(&pool, blocks, order, 0..11).unwrap();
+            let (extents, len) = (room.extents().to_vec(), room.len());
+            for at in 0..=len {
+                let (first, second) = room.split(at);
+                assert_eq!((first.len(), second.len()), (at, len - at));
+                let both = [places(first.extents()), places(second.extents())].concat();
+                assert_eq!(both, places(&extents), "split at {at}");
+                room = first.join(second).unwrap();
+                assert_eq!((room.extents(), room.len()), (&extents[..], len), "split at {at}");
+            }
+            assert_eq!(room.into_blocks().len(), 3);
+        }
+    }
+
+    #[test]
+    fn parts_of_a_room_are_filled_side_by_side() {
+        let pool = pool(Layout::LayerMajor, 4, 4);
+        let order = PayloadOrder { block_tokens: 4 };
+        let room = ScatterList::new(&pool, pool.try_reserve(4).unwrap(), order, 0..16).unwrap();
+        let (third, len) = (room.len() / 3 + 1, room.len());
+        let (first, rest) = room.split(third);
+        let (second, third) = rest.split(third);
+        let fill = |(byte, mut part): (u8, ScatterList)| {
+            part.slices(&Cursor::default(), usize::MAX).for_each(|slice| slice.fill(byte));
+            part
+        };
+        let lens = [first.len(), second.len(), third.len()];
+        let parts: Vec<_> = std::thread::scope(|scope| {
+            let parts = (1u8..).zip([first, second, third]);
+            let threads: Vec<_> = parts.map(|part| scope.spawn(move || fill(part))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let mut parts = parts.into_iter();
+        let whole = parts.next().unwrap().join(parts.next().unwrap()).unwrap();
+        let whole = whole.join(parts.next().unwrap()).unwrap();
+        assert_eq!(pool.accounting().loaned, 4);
+        let blocks: Vec<_> = whole.into_blocks().into_iter().map(ReservedBlock::seal).collect();
+        let list = GatherList::new(&pool, &blocks, order, 0..16).unwrap();
+        let bytes = |list: &GatherList| -> Vec<u8> {
+            list.slices(&Cursor::default(), usize::MAX).flatten().copied().collect()
+        };
+        let all = bytes(&list);
+        let mut start = 0;
+        for (byte, part) in (1u8..).zip(lens) {
+            let part = start..start + part;
+            assert!(bytes(&list.part(part.clone())).iter().all(|found| *found == byte));
+            assert_eq!(bytes(&list.part(part.clone())).len() as u64, part.end - part.start);
+            start = part.end;
+        }
+        assert_eq!((start, all.len() as u64), (len, len));
+        drop((blocks, list));
+        assert_eq!(pool.accounting().free, 4);
+    }
+
+    #[test]
+    fn the_last_part_of_a_room_frees_its_blocks() {
+        let pool = pool(Layout::BlockMajor, 4, 4);
+        let order = PayloadOrder { block_tokens: 4 };
+        let room = |blocks| {
+            let blocks = pool.try_reserve(blocks).unwrap();
+            let tokens = 0..blocks.len() * 4;
+            ScatterList::new(&pool, blocks, order, tokens).unwrap()
+        };
+        let (first, second) = room(2).split(7);
+        drop(first);
+        assert_eq!((pool.accounting().free, pool.accounting().loaned), (2, 2));
+        drop(second);
+        assert_eq!(pool.accounting().free, 4);
+        let (first, second) = room(2).split(7);
+        assert!(first.into_blocks().is_empty());
+        assert_eq!(second.into_blocks().len(), 2);
+        let ((first, _), (second, _)) = (room(1).split(3), room(1).split(3));
+        assert!(first.join(second).is_err());
         assert_eq!(pool.accounting().free, 4);
     }
 
