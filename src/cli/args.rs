@@ -128,7 +128,9 @@ Examples:
   Across hosts: tcp://HOST:PORT instead of shm:NAME, and a cluster key that all nodes share:
     (umask 077; openssl rand -hex 32 > cluster.key)
     blockwire serve ... --serving-bind tcp://0.0.0.0:7000 --cluster-key-file cluster.key
-  BLOCKWIRE_CLUSTER_KEY may hold the key instead. The key authenticates, it does not encrypt.")]
+  BLOCKWIRE_CLUSTER_KEY may hold the key instead. The key authenticates, it does not encrypt.
+  A peer's address may say how it is dialled: 'tcp://HOST:PORT?bind=eth0' from an interface or an own address,
+  'tcp://HOST:PORT?stripes=4' over four connections, '...?stripes=2&bind=eth0&bind=eth1' over two interfaces.")]
 pub(crate) struct ServeArgs {
     /// What this process is.
     #[arg(long, value_enum, default_value = "single")]

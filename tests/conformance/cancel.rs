@@ -30,7 +30,7 @@ pub fn a_land_is_cancelled_at_every_step<H: Harness>() {
             let digest = landed(&mut pair.far, moving.landed, &mut stores, &table);
             let streamed = stores.from.take_success(pair.near.take(sent));
             let bytes = stores.from.bytes(&table, stores.order(), stores.tokens(table.len()));
-            assert_eq!(streamed, crate::store::digest(&bytes), "digest of what was sent");
+            assert_eq!(streamed, stores.digest(&bytes), "digest of what was sent");
             assert!(digest.is_none_or(|digest| digest == streamed), "digests");
             stores.transfer(&mut lane, &mut pair, &[5, 3, 9]).await;
         }

@@ -57,6 +57,11 @@ pub trait Harness: 'static {
         Backing::Private
     }
 
+    /// The digest that both ends report of a payload.
+    fn digest(bytes: &[u8]) -> u64 {
+        store::digest(bytes)
+    }
+
     /// Dials `address` without being a peer and sends `bytes`: a connection to hold, none where there
     /// is no such thing.
     fn send_garbage(&self, _address: &Address, _bytes: &[u8]) -> Option<Box<dyn Any>> {

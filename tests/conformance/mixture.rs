@@ -5,7 +5,7 @@ use crate::drive::{Pair, steps, until};
 use crate::frames::{control, expect_frames};
 use crate::moves::{Lane, Move, Stores, ways};
 use crate::rig::{Rig, skip};
-use crate::store::{Random, digest};
+use crate::store::Random;
 
 /// Payloads of the mixture, in each direction.
 const PAYLOADS: usize = 24;
@@ -107,6 +107,7 @@ fn finish_back(stores: &mut Stores, moving: Move, pair: &mut Pair, table: &[u32]
     let (order, tokens) = (stores.order(), stores.tokens(table.len()));
     let bytes = stores.from.bytes(table, order, tokens.clone());
     stores.to.expect(table, order, tokens, &bytes);
+    let digest = stores.digest(&bytes);
     let (from, to) = (&mut pair.far, &mut pair.near);
-    moving.finish((from, &mut stores.from), (to, &mut stores.to), digest(&bytes));
+    moving.finish((from, &mut stores.from), (to, &mut stores.to), digest);
 }

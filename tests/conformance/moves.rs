@@ -9,7 +9,7 @@ use crate::Harness;
 use crate::drive::{Pair, until};
 use crate::node::Node;
 use crate::rig::Rig;
-use crate::store::{Store, digest};
+use crate::store::Store;
 
 /// How payload gets across.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +157,7 @@ pub struct Stores {
     pub from: Store,
     /// Receives.
     pub to: Store,
+    digest: fn(&[u8]) -> u64,
 }
 
 impl Stores {
@@ -172,7 +173,7 @@ impl Stores {
 
     fn of<H: Harness>(rig: &Rig<H>, spec: KvSpec, blocks: usize) -> Self {
         let pool = || rig.pool(PoolOptions::new(spec.clone(), blocks));
-        Self { from: Store::new(pool(), 1), to: Store::new(pool(), 2) }
+        Self { from: Store::new(pool(), 1), to: Store::new(pool(), 2), digest: H::digest }
     }
 
     /// The sender's block length.
@@ -211,7 +212,12 @@ impl Stores {
         let (order, tokens) = (self.order(), self.tokens(table.len()));
         let bytes = self.from.bytes(table, order, tokens.clone());
         self.to.expect(table, order, tokens, &bytes);
-        digest(&bytes)
+        self.digest(&bytes)
+    }
+
+    /// What both ends should say of these bytes.
+    pub fn digest(&self, bytes: &[u8]) -> u64 {
+        (self.digest)(bytes)
     }
 
     /// Says that the payload of `table` may have been received in part.

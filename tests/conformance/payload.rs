@@ -10,7 +10,7 @@ use crate::Harness;
 use crate::drive::{Pair, until};
 use crate::moves::{Lane, Stores, Way, ways};
 use crate::rig::Rig;
-use crate::store::{Random, Store, digest};
+use crate::store::{Random, Store};
 
 /// Payloads of one run.
 const CASES: u32 = 48;
@@ -161,7 +161,7 @@ async fn transfer<H: Harness>(rig: &Rig<H>, shape: &Shape) {
         let moving = lane.start(&mut pair.near, &mut pair.far, payload, space);
         until(&mut pair, "the payload arrives", |p| moving.is_done(&p.near, &p.far)).await;
         to.expect(&room, order, start..start + total, &bytes);
-        moving.finish((&mut pair.near, &mut from), (&mut pair.far, &mut to), digest(&bytes));
+        moving.finish((&mut pair.near, &mut from), (&mut pair.far, &mut to), H::digest(&bytes));
         from.check();
         to.check();
     }

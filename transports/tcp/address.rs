@@ -1,5 +1,9 @@
 //! `host:port?key=value`, read strictly: an IPv6 address has brackets, a port is never guessed, and a
 //! key that nobody knows is refused, so that a misspelt wish is not silently dropped.
+//!
+//! `?stripes=4` asks for a link of four connections, `?bind=eth0` says where connections start from. It may
+//! stand several times: then the stripes take turns. Not with commas between the places, because lists of
+//! addresses have commas between the addresses.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use blockwire::transport::Address;
 
 use crate::SCHEME;
+use crate::greeting::STRIPES_MAX;
 
 /// What is wrong with an address.
 type Reason = Cow<'static, str>;
@@ -18,8 +23,10 @@ pub(crate) struct Target {
     pub(crate) host: String,
     /// The port; 0 lets the system choose one to listen on.
     pub(crate) port: u16,
-    /// `?bind=`: where to dial from.
-    pub(crate) source: Option<Source>,
+    /// Each `bind=`: where to dial from; none leaves it to the system.
+    pub(crate) sources: Vec<Source>,
+    /// `?stripes=`: how many connections to make, where somebody said so.
+    pub(crate) stripes: Option<u16>,
     /// `?tls=key`: the connection is encrypted, and bound to the cluster key.
     pub(crate) tls: bool,
 }
@@ -45,16 +52,34 @@ impl Target {
                         address"
                 .into());
         }
+        if target.sources.len() > usize::from(target.stripes()) {
+            return Err("`bind` names more places than the link has `stripes`".into());
+        }
         Ok(target)
+    }
+
+    /// Connections of the link.
+    pub(crate) fn stripes(&self) -> u16 {
+        self.stripes.unwrap_or(1)
     }
 
     /// Reads an address to listen on.
     pub(crate) fn to_listen(address: &Address) -> Result<Self, Reason> {
         let target = Self::parse(address)?;
-        if target.source.is_some() {
+        if !target.sources.is_empty() {
             return Err("`bind` is for dialling: listen on the interface's own address".into());
         }
+        if target.stripes.is_some() {
+            return Err(
+                "`stripes` is for dialling: a listener takes as many as it is asked for".into()
+            );
+        }
         Ok(target)
+    }
+
+    /// Where a stripe of the link starts from.
+    pub(crate) fn source_of(&self, stripe: u16) -> Option<&Source> {
+        self.sources.iter().cycle().nth(stripe.into())
     }
 
     /// Whether the host is a name that was found as a loopback address other than the usual ones. Systems
@@ -76,8 +101,8 @@ impl Target {
             Some(rest) => split_bracketed(rest)?,
             None => split_plain(place)?,
         };
-        let mut target =
-            Self { host: host.to_owned(), port: parse_port(port)?, source: None, tls: false };
+        let (host, port) = (host.to_owned(), parse_port(port)?);
+        let mut target = Self { host, port, sources: Vec::new(), stripes: None, tls: false };
         for pair in query.into_iter().flat_map(|query| query.split('&')) {
             target.take(pair)?;
         }
@@ -88,17 +113,21 @@ impl Target {
     fn take(&mut self, pair: &str) -> Result<(), Reason> {
         let (key, value) =
             pair.split_once('=').ok_or_else(|| format!("`{pair}` is not KEY=VALUE"))?;
-        let twice = match key {
-            "bind" => self.source.replace(Source::parse(value)?).is_some(),
-            "tls" if value == "key" => std::mem::replace(&mut self.tls, true),
+        match key {
+            "bind" => self.sources.push(Source::parse(value)?),
+            "stripes" if self.stripes.is_some() => return Err("`stripes` stands twice".into()),
+            "stripes" => self.stripes = Some(parse_stripes(value)?),
+            "tls" if self.tls => return Err("`tls` stands twice".into()),
+            "tls" if value == "key" => self.tls = true,
             "tls" => {
                 return Err(format!("`tls={value}` is not known here, only `tls=key` is").into());
             }
             _ => {
-                return Err(format!("`{key}` is not known here, only `bind` and `tls` are").into());
+                let known = "only `bind`, `stripes` and `tls` are";
+                return Err(format!("`{key}` is not known here, {known}").into());
             }
-        };
-        if twice { Err(format!("`{key}` stands twice").into()) } else { Ok(()) }
+        }
+        Ok(())
     }
 }
 
@@ -153,6 +182,11 @@ fn parse_port(text: &str) -> Result<u16, Reason> {
     text.parse().map_err(|_too_large| "the port is larger than 65535".into())
 }
 
+fn parse_stripes(text: &str) -> Result<u16, Reason> {
+    let number = text.parse().ok().filter(|stripes| (1..=STRIPES_MAX).contains(stripes));
+    number.ok_or_else(|| format!("`stripes={text}`: a link has 1 to {STRIPES_MAX} stripes").into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,7 +206,8 @@ mod tests {
             ("tcp://[fe80::1%lo]:80", "fe80::1%lo", 80),
         ] {
             let target = parse(text).unwrap();
-            assert_eq!((&*target.host, target.port, target.source), (host, port, None), "{text}");
+            assert_eq!((&*target.host, target.port), (host, port), "{text}");
+            assert!(target.sources.is_empty() && target.stripes.is_none(), "{text}");
         }
     }
 
@@ -187,7 +222,7 @@ mod tests {
         ] {
             let address = format!("tcp://[fe80::1%lo]:80?bind={text}").parse().unwrap();
             let target = Target::to_dial(&address).unwrap();
-            assert_eq!((&*target.host, target.source), ("fe80::1%lo", Some(source)), "{text}");
+            assert_eq!((&*target.host, target.sources), ("fe80::1%lo", vec![source]), "{text}");
             assert!(Target::to_listen(&address).unwrap_err().contains("bind"));
         }
     }
@@ -199,6 +234,24 @@ mod tests {
             assert_eq!(Target::to_dial(&address).unwrap().tls, tls, "{text}");
         }
         assert!(Target::to_listen(&"tcp://[::]:0?tls=key".parse().unwrap()).unwrap().tls);
+    }
+
+    #[test]
+    fn stripes_take_turns_between_the_places_that_they_start_from() {
+        let target = parse("tcp://host:80?stripes=3&bind=eth0&bind=10.0.0.2").unwrap();
+        assert_eq!(target.stripes, Some(3));
+        let (first, second) =
+            (Source::Interface("eth0".into()), Source::Address([10, 0, 0, 2].into()));
+        let of = |stripe| target.source_of(stripe);
+        assert_eq!((of(0), of(1), of(2)), (Some(&first), Some(&second), Some(&first)));
+        assert_eq!(parse("tcp://host:80?stripes=3").unwrap().source_of(2), None);
+        let address = "tcp://host:80?stripes=16".parse().unwrap();
+        assert_eq!(Target::to_dial(&address).unwrap().stripes, Some(16));
+        assert!(Target::to_listen(&address).unwrap_err().contains("stripes"));
+        for text in ["tcp://host:80?bind=a&bind=b", "tcp://host:80?bind=a&stripes=2&bind=b&bind=c"]
+        {
+            assert!(Target::to_dial(&text.parse().unwrap()).unwrap_err().contains("more places"));
+        }
     }
 
     #[test]
@@ -222,12 +275,17 @@ mod tests {
             ("tcp://host:80?bind", "`bind` is not KEY=VALUE"),
             ("tcp://host:80?bind=", "neither an interface"),
             ("tcp://host:80?bind=a b", "neither an interface"),
-            ("tcp://host:80?bind=a&bind=b", "twice"),
             ("tcp://host:80?bind=a&Stripe=4", "`Stripe` is not known"),
             ("tcp://host:80?tls", "`tls` is not KEY=VALUE"),
             ("tcp://host:80?tls=", "only `tls=key`"),
             ("tcp://host:80?tls=on", "only `tls=key`"),
             ("tcp://host:80?tls=key&tls=key", "`tls` stands twice"),
+            ("tcp://host:80?stripes=2&bind=a,b", "neither an interface"),
+            ("tcp://host:80?stripes=2&stripes=2", "twice"),
+            ("tcp://host:80?stripes=0", "1 to 16"),
+            ("tcp://host:80?stripes=17", "1 to 16"),
+            ("tcp://host:80?stripes=", "1 to 16"),
+            ("tcp://host:80?stripes=-1", "1 to 16"),
             ("mem:host:80", "not a tcp"),
         ] {
             let found = parse(text).unwrap_err();

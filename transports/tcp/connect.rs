@@ -19,7 +19,8 @@ use crate::socket;
 /// Head start of an address before the next one is tried beside it (RFC 8305, section 5).
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// Connects to a peer, within the options' `connect_deadline`.
+/// Connects to a peer, within the options' `connect_deadline`, from where the stripe of that number
+/// starts.
 ///
 /// # Cancel safety
 /// Dropping the future closes every socket that it opened.
@@ -27,11 +28,12 @@ pub(crate) async fn connect(
     options: &TcpOptions,
     address: &Address,
     target: &Target,
+    stripe: u16,
 ) -> Result<TcpStream, ConnectError> {
     let racing = async {
         let found = lookup_host((target.host.as_str(), target.port)).await?;
         let dial = async |at| {
-            let dialling = socket::connect(at, target.source.as_ref(), options);
+            let dialling = socket::connect(at, target.source_of(stripe), options);
             timeout(options.connect_timeout, dialling).await.unwrap_or_else(|_| Err(timed_out()))
         };
         race(alternate(found), dial).await

@@ -3,7 +3,8 @@
 //! Read in this order: [`TcpTransport`], `address` and `connect` (how links are made), `greeting` (who is at
 //! the other end, and whether it has the same [`ClusterKey`]), `link` (one connection's life), `send` and
 //! `receive` (its two halves, which know no socket), `mover` (how bytes go between a socket and the
-//! halves), `ahead` (the only bytes that are read before it is known what they are).
+//! halves), `ahead` (the only bytes that are read before it is known what they are), `striped` (links of
+//! several connections).
 //!
 //! ```text
 //! stream:  greeting  [header|body] [header|payload <= 1 MiB] [header|body] [header|payload] ...
@@ -38,6 +39,7 @@ mod send;
 mod send_tests;
 mod socket;
 mod source;
+mod striped;
 
 #[cfg_attr(
     not(all(feature = "tls", any(target_arch = "x86_64", target_arch = "aarch64"))),
@@ -57,19 +59,22 @@ mod interface;
 mod vectors;
 
 use std::io;
+use std::sync::Arc;
 
 use blockwire::transport::{
     Address, ConnectError, Link, ListenError, Listener, LocalFuture, Transport,
 };
 use tokio::net::lookup_host;
+use uuid::Uuid;
 
 pub use crate::key::{ClusterKey, ClusterKeyError};
 pub use crate::options::{SendWay, SocketPath, TcpOptions};
 
 use crate::address::Target;
-use crate::greeting::{Role, greet};
+use crate::greeting::{Greeted, Opening, Place, greet};
 use crate::link::TcpLink;
 use crate::listener::TcpLinkListener;
+use crate::mover::Channel;
 use crate::tls::Tls;
 
 const SCHEME: &str = "tcp";
@@ -79,8 +84,9 @@ const PLACEHOLDER: &str = "the hosts file of this system gives its name a loopba
                            other host reaches: listen on an address, or on 0.0.0.0 or [::]";
 
 /// Dials and listens on `tcp://host:port`, `tcp://[::1]:port`, `tcp://[fe80::1%eth0]:port`; dials from an
-/// interface or an address with `tcp://host:port?bind=eth0` and `?bind=10.0.0.2`. With `?tls=key` on both
-/// sides, and a cluster key, links are encrypted.
+/// interface or an address with `tcp://host:port?bind=eth0` and `?bind=10.0.0.2`; dials several connections
+/// for one link with `tcp://host:port?stripes=4`, from several interfaces with `?stripes=2&bind=eth0&bind=eth1`. With
+/// `?tls=key` on both sides, and a cluster key, links are encrypted.
 ///
 /// ```
 /// # use blockwire::transport::Transport;
@@ -119,13 +125,14 @@ impl Transport for TcpTransport {
             let refuse = |reason| ConnectError::Address { address: address.clone(), reason };
             let target = Target::to_dial(&address).map_err(refuse)?;
             let tls = target.tls.then(|| Tls::dialler(&options)).transpose().map_err(refuse)?;
-            let stream = connect::connect(&options, &address, &target).await?;
-            let greeting = greet(stream, Role::Dialler, tls.as_ref(), &options).await;
-            let (channel, greeted) = match greeting {
-                Ok(greeted) => greeted,
-                Err(error) => return Err(error.with(address)),
-            };
-            match TcpLink::new(channel, &greeted, &options) {
+            let dialler = Dialler { options: &options, address: &address, target: &target, tls };
+            if target.stripes() > 1 {
+                let link = striped::connect(&dialler).await?;
+                return Ok(Box::new(link) as Box<dyn Link>);
+            }
+            let place = Place::alone(Uuid::new_v4());
+            let (channel, greeted) = dialler.dial(place).await?;
+            match TcpLink::new(channel, &greeted, &options, Arc::default()) {
                 Ok(link) => Ok(Box::new(link) as Box<dyn Link>),
                 Err(source) => Err(ConnectError::System { address, source }),
             }
@@ -135,6 +142,24 @@ impl Transport for TcpTransport {
     fn listen(&self, address: &Address) -> LocalFuture<Result<Box<dyn Listener>, ListenError>> {
         let (options, address) = (self.options.clone(), address.clone());
         Box::pin(async move { listen(&options, &address).await })
+    }
+}
+
+/// How the connections of a link are made.
+struct Dialler<'a> {
+    options: &'a TcpOptions,
+    address: &'a Address,
+    target: &'a Target,
+    tls: Option<Tls>,
+}
+
+impl Dialler<'_> {
+    /// Makes one connection, and greets.
+    async fn dial(&self, place: Place) -> Result<(Channel, Greeted), ConnectError> {
+        let Self { options, address, target, tls } = self;
+        let stream = connect::connect(options, address, target, place.stripe).await?;
+        let greeting = greet(stream, Opening::Dial(place), tls.as_ref(), options).await;
+        greeting.map_err(|error| error.with((*address).clone()))
     }
 }
 

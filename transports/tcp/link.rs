@@ -62,11 +62,12 @@ enum Stage {
 }
 
 impl TcpLink {
-    /// Takes a connection after its greeting.
+    /// Takes a connection after its greeting; counts its traffic in `stats`.
     pub(crate) fn new(
         channel: Channel,
         greeted: &Greeted,
         options: &TcpOptions,
+        stats: Arc<TransferStats>,
     ) -> io::Result<Self> {
         let socket = channel.socket();
         let (local, peer) = (socket.local_addr()?, socket.peer_addr()?);
@@ -74,7 +75,6 @@ impl TcpLink {
         socket::tune(socket, same_host, options);
         let mover = mover::choose(channel, options)?;
         let copies = mover.copies();
-        let stats = Arc::<TransferStats>::default();
         let (own_sealer, their_sealer) =
             greeted.frame_keys.map(|(own, theirs)| (Sealer::new(own), Sealer::new(theirs))).unzip();
         let payload_len_max = options.payload_len_max.clamp(1, PAYLOAD_LEN_MAX);
@@ -119,6 +119,12 @@ impl TcpLink {
             (Stage::Open, Op::Get { .. }) => Some(OpError::Unsupported("get")),
             (Stage::Open, Op::Stream { .. } | Op::Land { .. }) => None,
         }
+    }
+
+    /// Ends the link at once, as if it had been lost: every operation completes, then `Closed`.
+    pub(crate) fn abort(&mut self, reason: CloseReason, events: &mut Vec<LinkEvent>) {
+        events.append(&mut self.pending);
+        self.end(reason, events);
     }
 
     /// Ends the link: every operation completes, then `Closed`.
@@ -293,7 +299,7 @@ impl Link for TcpLink {
 }
 
 /// The peer finds the end of a control frame by its header alone.
-fn control_refusal(frame: &[u8]) -> Option<OpError> {
+pub(crate) fn control_refusal(frame: &[u8]) -> Option<OpError> {
     if frame.len() > HEADER_LEN + BODY_LEN_MAX {
         return Some(OpError::ControlTooLong(frame.len()));
     }

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -12,10 +13,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Sleep, sleep};
 
 use crate::SCHEME;
-use crate::greeting::{HalfOpen, Role, greet};
+use crate::greeting::{Greeted, HalfOpen, Opening, greet};
 use crate::link::TcpLink;
+use crate::mover::Channel;
 use crate::options::TcpOptions;
 use crate::source::reachable;
+use crate::striped::{self, Gather, StripedLink};
 use crate::tls::Tls;
 
 /// Rest after an error that does not concern one peer, as a lack of descriptors: the connection still
@@ -25,6 +28,15 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Connections taken in one poll, so that a crowd at the door does not keep the driver from its links.
 const ACCEPTS_MAX: usize = 64;
 
+/// What became of a connection.
+#[derive(Debug)]
+enum Accepted {
+    Plain(Box<TcpLink>),
+    Striped(Box<StripedLink>),
+    /// It is part of another one's link.
+    Part,
+}
+
 /// Makes links of those who dial.
 #[derive(Debug)]
 pub(crate) struct TcpLinkListener {
@@ -32,7 +44,8 @@ pub(crate) struct TcpLinkListener {
     local: Address,
     tls: Option<Tls>,
     options: TcpOptions,
-    half_open: HalfOpen<Result<TcpLink, ConnectError>>,
+    half_open: HalfOpen<Result<Accepted, ConnectError>>,
+    gather: Gather<(Channel, Greeted)>,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -46,7 +59,8 @@ impl TcpLinkListener {
         let at = reachable(listener.local_addr()?);
         let query = if tls.is_some() { "?tls=key" } else { "" };
         let local = Address::new(SCHEME, &format!("{at}{query}"));
-        Ok(Self { listener, local, tls, options, half_open: HalfOpen::new(), pause: None })
+        let (half_open, gather) = (HalfOpen::new(), Gather::new());
+        Ok(Self { listener, local, tls, options, half_open, gather, pause: None })
     }
 
     /// Takes whoever waits, a share of them; they greet side by side.
@@ -61,7 +75,8 @@ impl TcpLinkListener {
             let Poll::Ready(accepted) = self.listener.poll_accept(cx) else { return Ok(()) };
             match accepted {
                 Ok((stream, from)) => {
-                    let greeting = accept(stream, from, self.tls.clone(), self.options.clone());
+                    let (tls, options) = (self.tls.clone(), self.options.clone());
+                    let greeting = accept(stream, from, tls, options, self.gather.clone());
                     self.half_open.admit(from.ip().into(), greeting);
                 }
                 Err(error) => {
@@ -88,8 +103,14 @@ impl Listener for TcpLinkListener {
             let address = self.local.clone();
             return Poll::Ready(Err(ConnectError::System { address, source }));
         }
-        let ended = ready!(self.half_open.poll_ended(cx));
-        Poll::Ready(ended.map(|link| Box::new(link) as Box<dyn Link>))
+        loop {
+            match ready!(self.half_open.poll_ended(cx)) {
+                Ok(Accepted::Plain(link)) => return Poll::Ready(Ok(link)),
+                Ok(Accepted::Striped(link)) => return Poll::Ready(Ok(link)),
+                Ok(Accepted::Part) => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
     }
 }
 
@@ -98,14 +119,23 @@ async fn accept(
     from: SocketAddr,
     tls: Option<Tls>,
     options: TcpOptions,
-) -> Result<TcpLink, ConnectError> {
+    gather: Gather<(Channel, Greeted)>,
+) -> Result<Accepted, ConnectError> {
     let address = Address::new(SCHEME, &from.to_string());
-    let (channel, greeted) = match greet(stream, Role::Acceptor, tls.as_ref(), &options).await {
-        Ok(greeted) => greeted,
-        Err(error) => return Err(error.with(address)),
+    let greeting = greet(stream, Opening::Answer, tls.as_ref(), &options).await;
+    let (channel, greeted) = greeting.map_err(|error| error.with(address.clone()))?;
+    let system = |source| ConnectError::System { address: address.clone(), source };
+    let (place, instance) = (greeted.place, greeted.instance);
+    if place.stripes == 1 {
+        let link = TcpLink::new(channel, &greeted, &options, Arc::default()).map_err(system)?;
+        return Ok(Accepted::Plain(Box::new(link)));
+    }
+    let whole = gather.join(place, instance, (channel, greeted), options.greeting_timeout).await;
+    let Some(connections) = whole.map_err(|error| error.with(address.clone()))? else {
+        return Ok(Accepted::Part);
     };
-    TcpLink::new(channel, &greeted, &options)
-        .map_err(|source| ConnectError::System { address, source })
+    let link = striped::assemble(connections, &options).map_err(system)?;
+    Ok(Accepted::Striped(Box::new(link)))
 }
 
 fn concerns_one_peer(error: &io::Error) -> bool {

@@ -415,6 +415,17 @@ impl Session {
             kind @ (Kind::Hello | Kind::Refuse | Kind::Payload) => {
                 return Err(SessionViolation::OutOfPlace(kind));
             }
+            // A striped link keeps its own frames to itself; other links have none.
+            kind @ (Kind::Plan
+            | Kind::Replan
+            | Kind::Over
+            | Kind::Unplanned
+            | Kind::Lost
+            | Kind::Finish
+            | Kind::Ack
+            | Kind::Resume
+            | Kind::Fence
+            | Kind::Fenced) => return Err(SessionViolation::OutOfPlace(kind)),
         }
         Ok(())
     }

@@ -44,6 +44,9 @@ pub enum Violation {
     /// Shared words that cannot be, as a ring index beyond its ring.
     #[error("shared memory is corrupt: {0}")]
     SharedMemory(&'static str),
+    /// A frame between the stripes of a link that cannot be.
+    #[error("bad frame of a striped link: {0}")]
+    Stripes(&'static str),
     /// The first exchange of the transport went wrong.
     #[error("bad greeting: {0}")]
     Greeting(&'static str),

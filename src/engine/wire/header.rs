@@ -58,17 +58,39 @@ pub enum Kind {
     Goodbye = 50,
     /// Payload bytes for a tag follow the header.
     Payload = 64,
+    /// Between the ends of a striped link: how the payload of a tag is split.
+    Plan = 80,
+    /// A part of a payload goes over another stripe.
+    Replan = 81,
+    /// A payload needs its sender's memory no more.
+    Over = 82,
+    /// A payload that no plan is known for.
+    Unplanned = 83,
+    /// A stripe is given up.
+    Lost = 84,
+    /// Orderly end of a striped link.
+    Finish = 85,
+    /// How many control frames arrived.
+    Ack = 86,
+    /// Control goes on over this stripe.
+    Resume = 87,
+    /// Tell when all before this is read.
+    Fence = 88,
+    /// All before a fence is read.
+    Fenced = 89,
 }
 
 impl Kind {
     fn parse(raw: u16) -> Option<Self> {
         use Kind::{
-            Atp, Ats, Decline, Goodbye, Hello, Message, Payload, Ping, Pong, Recall, Refuse,
-            Release, Rtr, Rts, Withdraw,
+            Ack, Atp, Ats, Decline, Fence, Fenced, Finish, Goodbye, Hello, Lost, Message, Over,
+            Payload, Ping, Plan, Pong, Recall, Refuse, Release, Replan, Resume, Rtr, Rts,
+            Unplanned, Withdraw,
         };
         [
             Hello, Refuse, Rts, Rtr, Atp, Ats, Decline, Withdraw, Release, Recall, Message, Ping,
-            Pong, Goodbye, Payload,
+            Pong, Goodbye, Payload, Plan, Replan, Over, Unplanned, Lost, Finish, Ack, Resume,
+            Fence, Fenced,
         ]
         .into_iter()
         .find(|kind| *kind as u16 == raw)

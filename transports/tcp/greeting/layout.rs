@@ -17,9 +17,30 @@ pub(crate) const GREETING_LEN: usize = 80;
 /// What it begins with.
 pub(crate) const MAGIC: [u8; 8] = *b"BWIR-TCP";
 
+/// Most connections of one link.
+pub(crate) const STRIPES_MAX: u16 = 16;
+
 const VERSION: u16 = 1;
 /// The side has a cluster key: proofs follow the greetings, and tags the frames.
 const KEYED: u16 = 1;
+
+/// Which connection of which link one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The dialler chooses it, the acceptor repeats it.
+    pub(crate) link: Uuid,
+    /// Number of the connection, below `stripes`.
+    pub(crate) stripe: u16,
+    /// Connections of the link.
+    pub(crate) stripes: u16,
+}
+
+impl Place {
+    /// The only connection of a link.
+    pub(crate) fn alone(link: Uuid) -> Self {
+        Self { link, stripe: 0, stripes: 1 }
+    }
+}
 
 /// What a side says before any frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,8 +49,8 @@ pub(crate) struct Greeting {
     pub(crate) keyed: bool,
     /// The process: what `Identity::instance` says of it.
     pub(crate) instance: Uuid,
-    /// The dialler chooses it, the acceptor repeats it.
-    pub(crate) link: Uuid,
+    /// The dialler says it, the acceptor repeats it.
+    pub(crate) place: Place,
     /// New in every greeting, so that no proof is good for a second connection.
     pub(crate) nonce: [u8; 32],
 }
@@ -48,16 +69,16 @@ struct RawGreeting {
 }
 
 impl Greeting {
-    /// The greeting's bytes. A link is one connection, the first of one stripe.
+    /// The greeting's bytes.
     pub(crate) fn encode(&self) -> [u8; GREETING_LEN] {
         zerocopy::transmute!(RawGreeting {
             magic: MAGIC,
             version: U16::new(VERSION),
             flags: U16::new(if self.keyed { KEYED } else { 0 }),
-            stripe: U16::new(0),
-            stripes: U16::new(1),
+            stripe: U16::new(self.place.stripe),
+            stripes: U16::new(self.place.stripes),
             instance: self.instance.into_bytes(),
-            link: self.link.into_bytes(),
+            link: self.place.link.into_bytes(),
             nonce: self.nonce,
         })
     }
@@ -77,13 +98,14 @@ impl Greeting {
         if raw.flags.get() & !KEYED != 0 {
             return Err(Violation::Greeting("unknown flags"));
         }
-        if (raw.stripe.get(), raw.stripes.get()) != (0, 1) {
-            return Err(Violation::Greeting("a link of more than one connection"));
+        let (stripe, stripes) = (raw.stripe.get(), raw.stripes.get());
+        if !(1..=STRIPES_MAX).contains(&stripes) || stripe >= stripes {
+            return Err(Violation::Greeting("a stripe that no link has"));
         }
         Ok(Self {
             keyed: raw.flags.get() == KEYED,
             instance: Uuid::from_bytes(raw.instance),
-            link: Uuid::from_bytes(raw.link),
+            place: Place { link: Uuid::from_bytes(raw.link), stripe, stripes },
             nonce: raw.nonce,
         })
     }
@@ -94,8 +116,8 @@ mod tests {
     use super::*;
 
     fn greeting(keyed: bool) -> Greeting {
-        let (instance, link) = (Uuid::from_u128(1), Uuid::from_u128(2));
-        Greeting { keyed, instance, link, nonce: [7; 32] }
+        let place = Place { link: Uuid::from_u128(2), stripe: 3, stripes: STRIPES_MAX };
+        Greeting { keyed, instance: Uuid::from_u128(1), place, nonce: [7; 32] }
     }
 
     #[test]

@@ -34,7 +34,7 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 pub(crate) use half_open::HalfOpen;
-pub(crate) use layout::GREETING_LEN;
+pub(crate) use layout::{GREETING_LEN, Place, STRIPES_MAX};
 
 use crate::key::ClusterKey;
 use crate::mover::Channel;
@@ -69,8 +69,22 @@ impl Role {
     }
 }
 
+/// What a side does in the exchange.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Opening {
+    /// It dialled, as this connection of this link.
+    Dial(Place),
+    /// It answers whoever came.
+    Answer,
+}
+
 /// What the exchange found out.
+#[derive(Debug)]
 pub(crate) struct Greeted {
+    /// Which connection of which link this is.
+    pub(crate) place: Place,
+    /// The peer's process, as it says.
+    pub(crate) instance: Uuid,
     /// The peer's process, where it proved to have the key.
     pub(crate) authenticated: Option<Uuid>,
     /// With a cluster key: keys of the frames of this side, and of the peer's.
@@ -120,31 +134,31 @@ impl GreetError {
 /// None: the connection is dropped.
 pub(crate) async fn greet(
     stream: TcpStream,
-    role: Role,
+    opening: Opening,
     tls: Option<&Tls>,
     options: &TcpOptions,
 ) -> Result<(Channel, Greeted), GreetError> {
     let late = || io::Error::new(io::ErrorKind::TimedOut, "the peer did not greet in time");
-    let opening = open(stream, role, tls, options);
-    timeout(options.greeting_timeout, opening).await.unwrap_or_else(|_| Err(late().into()))
+    let greeting = open(stream, opening, tls, options);
+    timeout(options.greeting_timeout, greeting).await.unwrap_or_else(|_| Err(late().into()))
 }
 
 async fn open(
     mut stream: TcpStream,
-    role: Role,
+    opening: Opening,
     tls: Option<&Tls>,
     options: &TcpOptions,
 ) -> Result<(Channel, Greeted), GreetError> {
     let Some(tls) = tls else {
-        let exchanged = exchange(&mut stream, role, &[], options).await;
+        let exchanged = exchange(&mut stream, opening, &[], options).await;
         if matches!(exchanged, Err(GreetError::Key(KeyMismatch::TlsOnlyThere))) {
-            answer_tls(&mut stream, role, options).await?;
+            answer_tls(&mut stream, opening, options).await?;
         }
         return Ok((Channel::Plain(stream), exchanged?));
     };
     let mut session = tls.handshake(stream).await?;
     let binding = session.binding()?;
-    let greeted = exchange(session.stream(), role, &binding, options).await?;
+    let greeted = exchange(session.stream(), opening, &binding, options).await?;
     // Every record has a tag of its own.
     Ok((Channel::Tls(Box::new(session)), Greeted { frame_keys: None, ..greeted }))
 }
@@ -152,49 +166,50 @@ async fn open(
 /// Says hello. What the proofs cover besides is `binding`.
 async fn exchange(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    role: Role,
+    opening: Opening,
     binding: &[u8],
     options: &TcpOptions,
 ) -> Result<Greeted, GreetError> {
-    let (transcript, theirs) = match role {
-        Role::Dialler => {
-            let ours = ours(Uuid::new_v4(), options)?;
+    let (role, transcript, theirs) = match opening {
+        Opening::Dial(place) => {
+            let ours = ours(place, options)?;
             send(stream, &ours.encode()).await?;
             let bytes = read_greeting(stream).await?;
             let theirs = Greeting::parse(&bytes)?;
-            if theirs.link != ours.link {
+            if theirs.place != place {
                 return Err(Violation::Greeting("the answer is about another link").into());
             }
-            ([&ours.encode(), &bytes[..], binding].concat(), theirs)
+            (Role::Dialler, [&ours.encode(), &bytes[..], binding].concat(), theirs)
         }
-        Role::Acceptor => {
+        Opening::Answer => {
             let bytes = read_greeting(stream).await?;
             let theirs = Greeting::parse(&bytes);
             // One that cannot be understood is answered too: then the dialler finds what differs.
-            let link = theirs.as_ref().map_or(Uuid::nil(), |theirs| theirs.link);
-            let ours = ours(link, options)?;
+            let unknown = Place::alone(Uuid::nil());
+            let ours = ours(theirs.as_ref().map_or(unknown, |theirs| theirs.place), options)?;
             send(stream, &ours.encode()).await?;
-            ([&bytes, &ours.encode()[..], binding].concat(), theirs?)
+            (Role::Acceptor, [&bytes, &ours.encode()[..], binding].concat(), theirs?)
         }
     };
+    let Greeting { place, instance, .. } = theirs;
     match (&options.cluster_key, theirs.keyed) {
-        (None, false) => Ok(Greeted { authenticated: None, frame_keys: None }),
+        (None, false) => Ok(Greeted { place, instance, authenticated: None, frame_keys: None }),
         (None, true) => Err(KeyMismatch::NoneHere.into()),
         (Some(_), false) => Err(KeyMismatch::NoneThere.into()),
         (Some(key), true) => {
             prove(stream, role, key, &transcript).await?;
             let of = |role| key.of_frames(role, &transcript);
             let frame_keys = Some((of(role), of(role.other())));
-            Ok(Greeted { authenticated: Some(theirs.instance), frame_keys })
+            Ok(Greeted { place, instance, authenticated: Some(instance), frame_keys })
         }
     }
 }
 
-fn ours(link: Uuid, options: &TcpOptions) -> Result<Greeting, GreetError> {
+fn ours(place: Place, options: &TcpOptions) -> Result<Greeting, GreetError> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(io::Error::other)?;
     let keyed = options.cluster_key.is_some();
-    Ok(Greeting { keyed, instance: options.instance, link, nonce })
+    Ok(Greeting { keyed, instance: options.instance, place, nonce })
 }
 
 /// Writes, also what a session would keep for later.
@@ -207,15 +222,15 @@ async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Resul
 /// record is read to the end, since closing with bytes unread could destroy the answer.
 async fn answer_tls(
     stream: &mut TcpStream,
-    role: Role,
+    opening: Opening,
     options: &TcpOptions,
 ) -> Result<(), GreetError> {
-    if role == Role::Acceptor {
+    if let Opening::Answer = opening {
         let mut len = [0; 2];
         stream.read_exact(&mut len).await?;
         let mut rest = stream.take(u16::from_be_bytes(len).into());
         tokio::io::copy(&mut rest, &mut tokio::io::sink()).await?;
-        send(stream, &ours(Uuid::nil(), options)?.encode()).await?;
+        send(stream, &ours(Place::alone(Uuid::nil()), options)?.encode()).await?;
     }
     Ok(())
 }

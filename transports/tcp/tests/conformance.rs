@@ -1,4 +1,5 @@
-//! The suite that every transport passes, over loopback, with a cluster key and without, with TLS.
+//! The suite that every transport passes, over loopback, with a cluster key and without, with TLS, over one
+//! connection and over several.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::any::Any;
@@ -6,11 +7,15 @@ use std::io::Write;
 use std::marker::PhantomData;
 use std::net::TcpStream;
 
-use blockwire::transport::{Address, Transport};
+use blockwire::pool::Digest;
+use blockwire::transport::{
+    Address, ConnectError, Link, ListenError, Listener, LocalFuture, Transport,
+};
 use blockwire_conformance::{Harness, conformance_suite};
 use blockwire_tcp::{ClusterKey, SendWay, SocketPath, TcpOptions, TcpTransport};
 
 const PLAIN: &str = "tcp://127.0.0.1:0";
+const TLS: &str = "tcp://127.0.0.1:0?tls=key";
 
 /// Options of the links under test.
 trait Setting: 'static {
@@ -45,9 +50,70 @@ impl<S: Setting> Harness for Over<S> {
     }
 }
 
+/// Links of so many stripes, whoever dials.
+const STRIPES: u64 = 4;
+
+/// Dials several connections for each link.
+#[derive(Debug)]
+struct Striping(TcpTransport);
+
+impl Transport for Striping {
+    fn scheme(&self) -> &'static str {
+        self.0.scheme()
+    }
+
+    fn connect(&self, address: &Address) -> LocalFuture<Result<Box<dyn Link>, ConnectError>> {
+        let before = if address.target().contains('?') { '&' } else { '?' };
+        let target = format!("{}{before}stripes={STRIPES}", address.target());
+        self.0.connect(&Address::new(address.scheme(), &target))
+    }
+
+    fn listen(&self, address: &Address) -> LocalFuture<Result<Box<dyn Listener>, ListenError>> {
+        self.0.listen(address)
+    }
+}
+
+struct Striped<S>(Over<S>);
+
+impl<S: Setting> Harness for Striped<S> {
+    fn new() -> Self {
+        Self(Over::new())
+    }
+
+    fn transport(&self) -> Box<dyn Transport> {
+        let mut options = TcpOptions::default();
+        S::set(&mut options);
+        Box::new(Striping(TcpTransport::new(options)))
+    }
+
+    fn address(&self) -> Address {
+        self.0.address()
+    }
+
+    /// As the manual says it: parts of equal length, at multiples of 64 KiB, of at least 1 MiB.
+    fn digest(bytes: &[u8]) -> u64 {
+        let of = |bytes: &[u8]| {
+            let mut digest = Digest::default();
+            digest.update(bytes);
+            digest.value()
+        };
+        let len = bytes.len() as u64;
+        let parts = (len >> 20).clamp(1, STRIPES);
+        if parts == 1 {
+            return of(bytes);
+        }
+        let share = len.div_ceil(parts).next_multiple_of(64 << 10) as usize;
+        of(&bytes.chunks(share).flat_map(|part| of(part).to_le_bytes()).collect::<Vec<_>>())
+    }
+
+    fn send_garbage(&self, address: &Address, bytes: &[u8]) -> Option<Box<dyn Any>> {
+        self.0.send_garbage(address, bytes)
+    }
+}
+
 /// A suite for each way that bytes go between sockets and blocks.
 macro_rules! suites {
-    ($($name:ident at $address:expr, $set:expr;)*) => {
+    ($($name:ident: $harness:ident at $address:expr, $set:expr;)*) => {
         $(mod $name {
             use super::*;
 
@@ -62,21 +128,25 @@ macro_rules! suites {
                 }
             }
 
-            conformance_suite!(Over<Set>);
+            conformance_suite!($harness<Set>);
         })*
     };
 }
 
 suites! {
-    open at PLAIN, |_| {};
-    keyed at PLAIN, with_key;
-    copies at PLAIN, |options| options.send_way = SendWay::Copies;
-    uring at PLAIN, |options| options.path = SocketPath::Uring;
-    uring_keyed at PLAIN, |options| {
+    open: Over at PLAIN, |_| {};
+    keyed: Over at PLAIN, with_key;
+    copies: Over at PLAIN, |options| options.send_way = SendWay::Copies;
+    uring: Over at PLAIN, |options| options.path = SocketPath::Uring;
+    uring_keyed: Over at PLAIN, |options| {
         options.path = SocketPath::Uring;
         with_key(options);
     };
-    tls at "tcp://127.0.0.1:0?tls=key", with_key;
+    tls: Over at TLS, with_key;
+    stripes: Striped at PLAIN, |_| {};
+    stripes_keyed: Striped at PLAIN, with_key;
+    stripes_uring: Striped at PLAIN, |options| options.path = SocketPath::Uring;
+    stripes_tls: Striped at TLS, with_key;
 }
 
 fn with_key(options: &mut TcpOptions) {

@@ -88,8 +88,7 @@ fn what_is_no_greeting_is_refused_at_once() {
         let mut listener = listen(&TcpTransport::default(), "tcp://127.0.0.1:0").await;
         let target = listener.local_address().target().to_owned();
         let mut greetings = vec![(b"GET / HTTP/1.1\r\n".to_vec(), "not a Blockwire peer")];
-        for (at, wanted) in [(8, "version"), (10, "flags"), (12, "connection"), (14, "connection")]
-        {
+        for (at, wanted) in [(8, "version"), (10, "flags"), (12, "stripe"), (15, "stripe")] {
             let mut bytes = greeting(false);
             bytes[at] ^= 2;
             greetings.push((bytes.to_vec(), wanted));

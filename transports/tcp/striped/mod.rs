@@ -1,0 +1,499 @@
+//! Links of several connections, so that one payload uses several cores of the kernel, several TCP
+//! windows, or several interfaces, and outlives the loss of all of them but one.
+//!
+//! A [`StripedLink`] is a layer above plain links, its *stripes*. It splits payload, keeps control in one
+//! order, and knows no socket: whatever a stripe runs over, it is used like any link.
+//!
+//! ```text
+//!              receiver                                       sender
+//! Land{tag} ─> split the room; a Land for each part
+//!              on a stripe            ──── PLAN{tag} ────>    (then whatever tells the tag)
+//!                                                             Stream{tag}: a Stream for each part
+//!              stripe 0  <═══════════ part 0 ════════════
+//!              stripe 1  <═══════ part 1 ══ x  lost
+//!              part 1 posted again    ── REPLAN{1, 2} ──>     Stream part 1 again, from its beginning
+//!              stripe 2  <═══════════ part 1 ════════════
+//! done      <─ all parts landed       ──── OVER{tag} ────>    done: the memory is free
+//! ```
+//! - Read in this order: `frame` (what both ends say), `split` (parts and their digest), `land` and `stream`
+//!   (the two halves of a payload), `order` (control over changing stripes), `stripes` (the connections),
+//!   `gather` (how a listener finds those of one link).
+//! - Control goes over the lowest stripe that lives. Frames are kept until the peer acknowledged them, and go
+//!   again over the next stripe (`order`).
+//! - A stripe that ends by anything but a violation is *lost*. Both ends are told (LOST), so that neither waits
+//!   for what the other has given up. Lost stripes are not dialled again: a link that lost some is slower,
+//!   and one that lost all is dialled again as a whole, like any link. A violation on any ends the link.
+//! - An orderly end is FINISH, the last numbered frame: whoever reads it ends at once, so that stripes which
+//!   then end one after the other are not taken for lost ones.
+
+mod dial;
+mod frame;
+mod gather;
+mod land;
+mod order;
+mod split;
+mod stream;
+mod stripes;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use blockwire::pool::{Digest, PeerMemory, Region, TransferStats};
+use blockwire::transport::{
+    Capabilities, CloseReason, Completion, Link, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
+    RegionKey, RegisterError, Violation,
+};
+use bytes::Bytes;
+use tokio::time::{Sleep, sleep};
+use uuid::Uuid;
+
+pub(crate) use dial::{assemble, connect};
+pub(crate) use gather::Gather;
+
+use self::frame::Frame;
+use self::land::Lands;
+use self::order::{Inbox, Outbox};
+use self::stream::Streams;
+use self::stripes::{Stripes, Use};
+use crate::link::{TcpLink, control_refusal};
+use crate::options::TcpOptions;
+
+/// Bytes after which a poll leaves the other stripes to the next one, so that a link of many does not
+/// keep the driver from other links for longer than a plain one does.
+const POLL_LEN_MAX: u64 = 8 << 20;
+
+/// The mechanism to one peer over several connections.
+#[derive(Debug)]
+pub(crate) struct StripedLink {
+    stripes: Stripes,
+    /// The stripe for control.
+    control: usize,
+    outbox: Outbox,
+    inbox: Inbox,
+    /// An acknowledgement that the control stripe did not write yet.
+    acknowledging: bool,
+    lands: Lands,
+    streams: Streams,
+    stage: Stage,
+    /// Stripes that ended since the last look.
+    losses: Vec<(usize, CloseReason)>,
+    /// What happened outside of a poll.
+    pending: Vec<LinkEvent>,
+    next_op: u64,
+    /// The stripe that is polled first.
+    turn: usize,
+    capabilities: Capabilities,
+    peer: String,
+    authenticated: Option<Uuid>,
+    stats: Arc<TransferStats>,
+    flush_timeout: Duration,
+    linger_timeout: Duration,
+}
+
+/// How far the end has come.
+#[derive(Debug)]
+enum Stage {
+    Open,
+    /// Sending what was accepted.
+    Flushing(Option<Pin<Box<Sleep>>>),
+    /// All is sent; the peer ends when it has read it.
+    Lingering(Pin<Box<Sleep>>),
+    Closed(CloseReason),
+}
+
+/// What ends a link, found among the events of a stripe.
+#[derive(Debug)]
+enum Stop {
+    Finished,
+    Violated(Violation),
+}
+
+impl From<Violation> for Stop {
+    fn from(violation: Violation) -> Self {
+        Self::Violated(violation)
+    }
+}
+
+impl StripedLink {
+    /// Takes the connections of a link, in the order of their numbers; they share `stats`.
+    pub(crate) fn new(
+        links: Vec<TcpLink>,
+        stats: Arc<TransferStats>,
+        options: &TcpOptions,
+    ) -> Self {
+        let first = links.first().expect("a link has a connection");
+        let capabilities = Capabilities { lingers: false, ..first.capabilities() };
+        let authenticated = first.authenticated_instance();
+        Self {
+            peer: format!("{} ({} stripes)", first.peer(), links.len()),
+            stripes: Stripes::new(links),
+            control: 0,
+            outbox: Outbox::default(),
+            inbox: Inbox::default(),
+            acknowledging: false,
+            lands: Lands::default(),
+            streams: Streams::new(options.digest),
+            stage: Stage::Open,
+            losses: Vec::new(),
+            pending: Vec::new(),
+            next_op: 0,
+            turn: 0,
+            capabilities,
+            authenticated,
+            stats,
+            flush_timeout: options.flush_timeout,
+            linger_timeout: options.linger_timeout,
+        }
+    }
+
+    fn refusal(&self, op: &Op) -> Option<OpError> {
+        match (&self.stage, op) {
+            (Stage::Closed(reason), _) => Some(OpError::Closed(reason.clone())),
+            (Stage::Flushing(_) | Stage::Lingering(_), _) => {
+                Some(OpError::Closed(CloseReason::Local))
+            }
+            (Stage::Open, Op::Control(frame)) => control_refusal(frame),
+            (Stage::Open, Op::Get { .. }) => Some(OpError::Unsupported("get")),
+            (Stage::Open, Op::Land { tag, .. }) if !self.lands.rises(*tag) => {
+                Some(OpError::TagReused(*tag))
+            }
+            (Stage::Open, Op::Stream { .. } | Op::Land { .. }) => None,
+        }
+    }
+
+    /// Says something to the other end, in order. After FINISH nothing is said.
+    fn say(&mut self, frame: &Frame) {
+        if matches!(self.stage, Stage::Open) {
+            self.outbox.push(None, frame.encode());
+        }
+    }
+
+    /// Gives the control stripe what it may have.
+    fn pump(&mut self) {
+        while self.stripes.lives(self.control)
+            && let Some((number, frame)) = self.outbox.hand()
+        {
+            self.stripes.send(self.control, frame, Use::Numbered(number));
+        }
+        if let Some(frames) = self.inbox.due().filter(|_| !self.acknowledging) {
+            self.inbox.acknowledged(frames);
+            let frame = Frame::Ack { frames }.encode();
+            self.acknowledging = self.stripes.send(self.control, frame, Use::Ack);
+        }
+    }
+
+    /// Polls the stripes by turns, until enough moved; whether more can be done at once.
+    fn poll_stripes(
+        &mut self,
+        cx: &mut Context<'_>,
+        events: &mut Vec<LinkEvent>,
+    ) -> Result<bool, Stop> {
+        let moved = |stats: &TransferStats| stats.sent() + stats.landed();
+        let (before, count) = (moved(&self.stats), self.stripes.count());
+        let mut more = false;
+        for stripe in (self.turn..count).chain(0..self.turn) {
+            if moved(&self.stats) - before > POLL_LEN_MAX {
+                self.turn = stripe;
+                return Ok(true);
+            }
+            let Some(at) = self.stripes.get(stripe) else { continue };
+            let mut came = Vec::new();
+            more |= at.link.poll_progress(cx, &mut came).is_ready();
+            self.take(stripe, came, events)?;
+        }
+        self.turn = (self.turn + 1) % count;
+        Ok(more)
+    }
+
+    /// Takes what a stripe reports. All of it: some of it is memory.
+    fn take(
+        &mut self,
+        stripe: usize,
+        came: Vec<LinkEvent>,
+        events: &mut Vec<LinkEvent>,
+    ) -> Result<(), Stop> {
+        let mut taken = Ok(());
+        for event in came {
+            match event {
+                LinkEvent::Received(frame) if taken.is_ok() => {
+                    taken = self.received(stripe, frame, events);
+                }
+                LinkEvent::Received(_) => {}
+                LinkEvent::Completed(completion) => self.completed(stripe, completion, events),
+                LinkEvent::Closed(CloseReason::Violated(violation)) => {
+                    taken = taken.and(Err(violation.into()));
+                }
+                LinkEvent::Closed(reason) => self.losses.push((stripe, reason)),
+            }
+        }
+        taken
+    }
+
+    fn received(
+        &mut self,
+        stripe: usize,
+        bytes: Bytes,
+        events: &mut Vec<LinkEvent>,
+    ) -> Result<(), Stop> {
+        let frame = Frame::read(&bytes, self.stripes.count())?;
+        if frame.as_ref().is_none_or(Frame::is_numbered)
+            && !self.inbox.arrive(stripe, bytes.len())?
+        {
+            return Ok(());
+        }
+        match frame {
+            None => events.push(LinkEvent::Received(bytes)),
+            Some(frame) => self.handle(stripe, frame, events)?,
+        }
+        Ok(())
+    }
+
+    fn handle(
+        &mut self,
+        stripe: usize,
+        frame: Frame,
+        events: &mut Vec<LinkEvent>,
+    ) -> Result<(), Stop> {
+        match frame {
+            Frame::Plan { tag, parts } => self.streams.plan(tag, parts, &mut self.stripes)?,
+            Frame::Replan { tag, part, to } => {
+                self.streams.replan(tag, part, to, &mut self.stripes)?;
+            }
+            Frame::Over { tag, landed } => {
+                self.streams.over(tag, landed, &mut self.stripes, events)?;
+            }
+            Frame::Unplanned { tag, len, again } => self.lands.unplanned(tag, len, again)?,
+            Frame::Lost { stripe } => {
+                let came = self.stripes.abort(stripe, CloseReason::PeerGone);
+                self.take(stripe, came, events)?;
+            }
+            Frame::Finish => return Err(Stop::Finished),
+            Frame::Ack { frames } => {
+                let done = self.outbox.acknowledge(frames)?;
+                events.extend(done.into_iter().map(|op| control_done(op, Ok(0))));
+            }
+            Frame::Resume { number } => self.inbox.resume(stripe, number)?,
+            Frame::Fence { number } => {
+                if let Some(stripe) = self.stripes.get(stripe) {
+                    stripe.answer(number);
+                }
+            }
+            Frame::Fenced { number } => {
+                let known = self.stripes.get(stripe).is_none_or(|at| at.fenced(number));
+                if !known {
+                    return Err(Violation::Stripes("an answer to a fence that was not sent").into());
+                }
+                self.streams.settle_all(&mut self.stripes, events);
+            }
+        }
+        Ok(())
+    }
+
+    fn completed(&mut self, stripe: usize, completion: Completion, events: &mut Vec<LinkEvent>) {
+        let Some(at) = self.stripes.get(stripe) else { return };
+        let Some(to_do) = at.take_use(completion.op) else { return };
+        match to_do {
+            Use::Numbered(number) if completion.outcome.is_ok() => {
+                events.extend(self.outbox.wrote(number).map(|op| control_done(op, Ok(0))));
+            }
+            Use::Numbered(_) | Use::Other => {}
+            Use::Ack => self.acknowledging = false,
+            Use::Answer => at.answered(),
+            Use::Sent { tag, part, attempt } => {
+                let (stripes, outcome) = (&mut self.stripes, completion.outcome);
+                self.streams.part_done(tag, part, attempt, outcome, stripes, events);
+            }
+            Use::Room { tag, part } => {
+                if let Some(over) = self.lands.part_done(tag, part, completion, events) {
+                    self.say(&over);
+                }
+            }
+        }
+    }
+
+    /// Goes on without the stripes that ended.
+    ///
+    /// # Errors
+    /// None is left; why the last one ended.
+    fn bury(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), CloseReason> {
+        let losses = std::mem::take(&mut self.losses);
+        let Some((_, last)) = losses.last().cloned() else { return Ok(()) };
+        let lost: Vec<_> =
+            losses.into_iter().filter(|(stripe, _)| self.stripes.remove(*stripe)).collect();
+        let Some(lowest) = self.stripes.lowest() else { return Err(last) };
+        if !self.stripes.lives(self.control) {
+            self.control = lowest;
+            self.acknowledging = false;
+            self.inbox.forget_acknowledgement();
+            let number = self.outbox.resume();
+            self.stripes.send(lowest, Frame::Resume { number }.encode(), Use::Other);
+        }
+        let left = self.stripes.living();
+        for (stripe, reason) in lost {
+            if matches!(self.stage, Stage::Open) {
+                tracing::warn!(peer = %self.peer, stripe, %reason, left, "a stripe is lost");
+            }
+            self.say(&Frame::Lost { stripe });
+        }
+        for replan in self.lands.repost(&mut self.stripes) {
+            self.say(&replan);
+        }
+        self.streams.settle_all(&mut self.stripes, events);
+        Ok(())
+    }
+
+    /// Ends the link: every operation completes, then `Closed`.
+    fn end(&mut self, reason: CloseReason, events: &mut Vec<LinkEvent>) {
+        let reason = match (&self.stage, reason) {
+            (_, violated @ CloseReason::Violated(_)) => violated,
+            (Stage::Open, reason) => reason,
+            _ => CloseReason::Local,
+        };
+        let error = OpError::Closed(reason.clone());
+        self.lands.end_all(&error, &mut self.stripes);
+        for stripe in 0..self.stripes.count() {
+            let came = self.stripes.abort(stripe, reason.clone());
+            // Only memory is in it: nothing was read.
+            let _ = self.take(stripe, came, events);
+            self.stripes.remove(stripe);
+        }
+        self.lands.abort(&error, events);
+        self.streams.abort(&error, events);
+        let failed = self.outbox.abort().into_iter();
+        events.extend(failed.map(|op| control_done(op, Err(error.clone()))));
+        self.stage = Stage::Closed(reason.clone());
+        events.push(LinkEvent::Closed(reason));
+    }
+
+    /// Goes on with an orderly end; ready when it has come.
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Stage::Flushing(deadline) = &mut self.stage {
+            if !self.outbox.is_written() {
+                let timeout = self.flush_timeout;
+                let deadline = deadline.get_or_insert_with(|| Box::pin(sleep(timeout)));
+                return deadline.as_mut().poll(cx);
+            }
+            self.stage = Stage::Lingering(Box::pin(sleep(self.linger_timeout)));
+        }
+        match &mut self.stage {
+            Stage::Lingering(deadline) => deadline.as_mut().poll(cx),
+            _ => Poll::Pending,
+        }
+    }
+
+    /// Makes progress; whether more can be done at once.
+    ///
+    /// # Errors
+    /// Why the link ends.
+    fn progress(
+        &mut self,
+        cx: &mut Context<'_>,
+        events: &mut Vec<LinkEvent>,
+    ) -> Result<bool, CloseReason> {
+        self.pump();
+        self.stripes.take_touched();
+        let more = self.poll_stripes(cx, events).map_err(|stop| match stop {
+            Stop::Finished => CloseReason::PeerGone,
+            Stop::Violated(violation) => violation.into(),
+        })?;
+        self.bury(events)?;
+        let digesting = self.streams.work(&mut self.stripes, events);
+        self.pump();
+        if self.poll_close(cx).is_ready() {
+            return Err(CloseReason::Local);
+        }
+        Ok(more | digesting | self.stripes.take_touched())
+    }
+}
+
+impl Link for StripedLink {
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn stats(&self) -> &Arc<TransferStats> {
+        &self.stats
+    }
+
+    fn peer(&self) -> String {
+        self.peer.clone()
+    }
+
+    fn authenticated_instance(&self) -> Option<Uuid> {
+        self.authenticated
+    }
+
+    fn register(&mut self, _region: &Arc<Region>) -> Result<RegionKey, RegisterError> {
+        Err(RegisterError::Unsupported)
+    }
+
+    fn peer_memory(&mut self, _key: RegionKey) -> Option<Arc<dyn PeerMemory>> {
+        None
+    }
+
+    fn submit(&mut self, op: Op) -> Result<OpId, Refused> {
+        if let Some(error) = self.refusal(&op) {
+            return Err(Refused { op, error });
+        }
+        let id = OpId(self.next_op);
+        match op {
+            Op::Control(frame) => self.outbox.push(Some(id), frame),
+            Op::Stream { tag, payload } => {
+                let (stripes, pending) = (&mut self.stripes, &mut self.pending);
+                if let Some(unplanned) = self.streams.submit(id, tag, payload, stripes, pending) {
+                    self.say(&unplanned);
+                }
+            }
+            Op::Land { room, .. } if room.is_empty() => {
+                let (memory, outcome) = (OpMemory::Room(room), Ok(Digest::default().value()));
+                let completion = Completion { op: id, memory, outcome };
+                self.pending.push(LinkEvent::Completed(completion));
+            }
+            Op::Land { tag, room } => {
+                let plan = self.lands.post(id, tag, room, &mut self.stripes);
+                self.say(&plan);
+            }
+            Op::Get { .. } => return Err(Refused { op, error: OpError::Unsupported("get") }),
+        }
+        self.next_op += 1;
+        Ok(id)
+    }
+
+    fn cancel(&mut self, op: OpId) {
+        if self.outbox.cancel(op) {
+            self.pending.push(control_done(op, Err(OpError::Cancelled)));
+        }
+        self.streams.cancel(op, &mut self.stripes, &mut self.pending);
+        self.lands.cancel(op, &mut self.stripes);
+    }
+
+    fn close(&mut self) {
+        if matches!(self.stage, Stage::Open) {
+            self.say(&Frame::Finish);
+            self.stage = Stage::Flushing(None);
+            let error = OpError::Closed(CloseReason::Local);
+            self.streams.end_all(&error, &mut self.stripes, &mut self.pending);
+            self.lands.end_all(&error, &mut self.stripes);
+        }
+    }
+
+    fn poll_progress(&mut self, cx: &mut Context<'_>, events: &mut Vec<LinkEvent>) -> Poll<()> {
+        let before = events.len();
+        events.append(&mut self.pending);
+        let mut more = false;
+        if !matches!(self.stage, Stage::Closed(_)) {
+            match self.progress(cx, events) {
+                Ok(again) => more = again,
+                Err(reason) => self.end(reason, events),
+            }
+        }
+        if more || events.len() > before { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+fn control_done(op: OpId, outcome: Result<u64, OpError>) -> LinkEvent {
+    LinkEvent::Completed(Completion { op, memory: OpMemory::None, outcome })
+}

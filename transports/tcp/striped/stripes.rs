@@ -1,0 +1,233 @@
+//! The connections of a striped link: plain links, and what each of their operations is for.
+
+use std::collections::HashMap;
+
+use blockwire::pool::{GatherList, ScatterList};
+use blockwire::transport::{CloseReason, Link, LinkEvent, Op, OpId, StreamTag};
+use bytes::Bytes;
+
+use super::frame::{Frame, Place};
+use crate::link::TcpLink;
+
+/// What an operation of a stripe is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Use {
+    /// The numbered frame.
+    Numbered(u64),
+    /// An acknowledgement.
+    Ack,
+    /// An answer to a fence.
+    Answer,
+    /// A frame that nobody waits for.
+    Other,
+    /// A part of a payload on its way out, and which try it is.
+    Sent { tag: StreamTag, part: usize, attempt: u32 },
+    /// A part of a payload on its way in.
+    Room { tag: StreamTag, part: usize },
+}
+
+/// One connection that lives.
+#[derive(Debug)]
+pub(super) struct Stripe {
+    pub(super) link: TcpLink,
+    uses: HashMap<OpId, Use>,
+    last_tag: u64,
+    /// Whether pages of payload may be read after an operation completed.
+    lingers: bool,
+    /// Fences that this side sent, and that the peer answered.
+    fences: u64,
+    fenced: u64,
+    /// The peer's last fence, and the last that was answered.
+    asked: u64,
+    answered: u64,
+    answering: bool,
+}
+
+impl Stripe {
+    fn new(link: TcpLink) -> Self {
+        let lingers = link.capabilities().lingers;
+        Self {
+            link,
+            uses: HashMap::new(),
+            last_tag: 0,
+            lingers,
+            fences: 0,
+            fenced: 0,
+            asked: 0,
+            answered: 0,
+            answering: false,
+        }
+    }
+
+    fn submit(&mut self, op: Op, to_do: Use) -> Result<OpId, Op> {
+        let id = self.link.submit(op).map_err(|refused| refused.op)?;
+        self.uses.insert(id, to_do);
+        Ok(id)
+    }
+
+    /// What a completed operation was for.
+    pub(super) fn take_use(&mut self, op: OpId) -> Option<Use> {
+        self.uses.remove(&op)
+    }
+
+    /// The peer asks to be told when all that came before is read, which is now. One answer stands for
+    /// all fences before it, so that however many come, one is under way.
+    pub(super) fn answer(&mut self, fence: u64) {
+        self.asked = self.asked.max(fence);
+        if !self.answering && self.answered < self.asked {
+            self.answered = self.asked;
+            let frame = Frame::Fenced { number: self.asked }.encode();
+            self.answering = self.submit(Op::Control(frame), Use::Answer).is_ok();
+        }
+    }
+
+    /// An answer is out.
+    pub(super) fn answered(&mut self) {
+        self.answering = false;
+        self.answer(self.asked);
+    }
+
+    /// The peer answers a fence; false when there was none.
+    pub(super) fn fenced(&mut self, fence: u64) -> bool {
+        self.fenced = self.fenced.max(fence);
+        fence <= self.fences
+    }
+}
+
+/// A fence on a stripe.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FenceOn {
+    stripe: usize,
+    number: u64,
+}
+
+/// The connections of a link.
+#[derive(Debug)]
+pub(super) struct Stripes {
+    /// By number; those that were lost are none.
+    all: Vec<Option<Stripe>>,
+    /// Whose turn it is to take the next part.
+    turn: usize,
+    /// Something was submitted: it has to be polled.
+    touched: bool,
+}
+
+impl Stripes {
+    /// Takes the connections of a link, in the order of their numbers.
+    pub(super) fn new(links: Vec<TcpLink>) -> Self {
+        let all = links.into_iter().map(|link| Some(Stripe::new(link))).collect();
+        Self { all, turn: 0, touched: false }
+    }
+
+    /// A link that has lost all of them.
+    #[cfg(test)]
+    pub(super) fn lost(count: usize) -> Self {
+        Self { all: (0..count).map(|_| None).collect(), turn: 0, touched: false }
+    }
+
+    /// How many there were at first.
+    pub(super) fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    /// How many live.
+    pub(super) fn living(&self) -> usize {
+        self.all.iter().flatten().count()
+    }
+
+    /// The lowest that lives: the one for control.
+    pub(super) fn lowest(&self) -> Option<usize> {
+        self.all.iter().position(Option::is_some)
+    }
+
+    /// A stripe that lives.
+    pub(super) fn get(&mut self, stripe: usize) -> Option<&mut Stripe> {
+        self.all.get_mut(stripe)?.as_mut()
+    }
+
+    /// Whether a stripe lives.
+    pub(super) fn lives(&self, stripe: usize) -> bool {
+        self.all.get(stripe).is_some_and(Option::is_some)
+    }
+
+    /// Forgets a stripe; whether it lived. Its operations have to be over.
+    pub(super) fn remove(&mut self, stripe: usize) -> bool {
+        self.all[stripe].take().is_some()
+    }
+
+    /// Whether something was submitted since the last call.
+    pub(super) fn take_touched(&mut self) -> bool {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// Ends a stripe at once; what its operations came to.
+    pub(super) fn abort(&mut self, stripe: usize, reason: CloseReason) -> Vec<LinkEvent> {
+        let mut events = Vec::new();
+        if let Some(stripe) = self.get(stripe) {
+            stripe.link.abort(reason, &mut events);
+        }
+        events
+    }
+
+    /// Sends a control frame; false where the stripe is lost.
+    pub(super) fn send(&mut self, stripe: usize, frame: Bytes, to_do: Use) -> bool {
+        self.touched = true;
+        self.get(stripe).is_some_and(|stripe| stripe.submit(Op::Control(frame), to_do).is_ok())
+    }
+
+    /// Sends a part of a payload to where the receiver awaits it; none where the stripe is lost.
+    pub(super) fn stream(&mut self, to: Place, payload: GatherList, to_do: Use) -> Option<OpId> {
+        self.touched = true;
+        let op = Op::Stream { tag: to.tag, payload };
+        self.get(to.stripe)?.submit(op, to_do).ok()
+    }
+
+    /// Posts room on the stripe whose turn it is; the room when there is none.
+    pub(super) fn land(
+        &mut self,
+        room: ScatterList,
+        to_do: Use,
+    ) -> Result<(Place, OpId), ScatterList> {
+        self.touched = true;
+        let count = self.all.len();
+        let mut room = room;
+        for stripe in (0..count).map(|step| (self.turn + step) % count) {
+            let Some(at) = self.all[stripe].as_mut() else { continue };
+            at.last_tag += 1;
+            let tag = StreamTag(at.last_tag);
+            match at.submit(Op::Land { tag, room }, to_do) {
+                Ok(op) => {
+                    self.turn = stripe + 1;
+                    return Ok((Place { stripe, tag }, op));
+                }
+                Err(Op::Land { room: back, .. }) => room = back,
+                Err(_) => unreachable!("a refused operation comes back"),
+            }
+        }
+        Err(room)
+    }
+
+    /// Ends an operation of a stripe early.
+    pub(super) fn cancel(&mut self, stripe: usize, op: OpId) {
+        self.touched = true;
+        if let Some(stripe) = self.get(stripe) {
+            stripe.link.cancel(op);
+        }
+    }
+
+    /// Asks the peer to tell when it has read all payload that went over a stripe so far; none where
+    /// nothing reads the payload any more.
+    pub(super) fn fence(&mut self, stripe: usize) -> Option<FenceOn> {
+        let at = self.get(stripe).filter(|stripe| stripe.lingers)?;
+        at.fences += 1;
+        let number = at.fences;
+        let sent = self.send(stripe, Frame::Fence { number }.encode(), Use::Other);
+        sent.then_some(FenceOn { stripe, number })
+    }
+
+    /// Whether a fence was answered, or its stripe is lost.
+    pub(super) fn is_passed(&self, fence: &FenceOn) -> bool {
+        let at = self.all.get(fence.stripe).and_then(Option::as_ref);
+        at.is_none_or(|stripe| stripe.fenced >= fence.number)
+    }
+}
