@@ -128,7 +128,8 @@ Examples:
   Across hosts: tcp://HOST:PORT instead of shm:NAME, and a cluster key that all nodes share:
     (umask 077; openssl rand -hex 32 > cluster.key)
     blockwire serve ... --serving-bind tcp://0.0.0.0:7000 --cluster-key-file cluster.key
-  BLOCKWIRE_CLUSTER_KEY may hold the key instead. The key authenticates, it does not encrypt.
+  BLOCKWIRE_CLUSTER_KEY may hold the key instead. The key authenticates, it does not encrypt; for that,
+  write ?tls=key behind every tcp address: 'tcp://HOST:PORT?tls=key'.
   A peer's address may say how it is dialled: 'tcp://HOST:PORT?bind=eth0' from an interface or an own address,
   'tcp://HOST:PORT?stripes=4' over four connections, '...?stripes=2&bind=eth0&bind=eth1' over two interfaces.")]
 pub(crate) struct ServeArgs {
@@ -145,7 +146,8 @@ pub(crate) struct ServeArgs {
     /// (prefill, decode; default none). Port 0 takes a free one.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http: Option<SocketAddr>,
-    /// Where peers reach this node (prefill, decode): shm:NAME or tcp://HOST:PORT.
+    /// Where peers reach this node (prefill, decode): shm:NAME, tcp://HOST:PORT or, with a cluster key,
+    /// tcp://HOST:PORT?tls=key.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) serving_bind: Option<Address>,
     /// Prefill nodes (router).

@@ -18,6 +18,8 @@ pub(crate) enum Carrier {
     Shm,
     Tcp4,
     Tcp6,
+    /// Needs a cluster key: `keyed::tls`.
+    Tls,
 }
 
 impl Carrier {
@@ -27,6 +29,7 @@ impl Carrier {
             Self::Shm => format!("shm:{name}"),
             Self::Tcp4 => "tcp://127.0.0.1:0".to_owned(),
             Self::Tcp6 => "tcp://[::1]:0".to_owned(),
+            Self::Tls => "tcp://127.0.0.1:0?tls=key".to_owned(),
         }
     }
 
@@ -35,6 +38,7 @@ impl Carrier {
         match self {
             Self::Shm => 1,
             Self::Tcp4 | Self::Tcp6 => 0,
+            Self::Tls => 3,
         }
     }
 }

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::client::{self, Completion};
 use crate::cluster::{Carrier, Cluster, Setup, alone, runtime_dir};
+use crate::keyed;
 use crate::models::{Model, completion, sampled, streamed};
 use crate::node::Node;
 use crate::watchdog::Watchdog;
@@ -78,10 +79,13 @@ fn all(_length: usize, _drawn: bool, _stream: bool) -> bool {
 
 /// Short prompts in every form over every carrier. A prompt of 1,700 tokens takes a core a quarter of
 /// a minute: its forms, and those of the 545, are spread over the carriers so that each form is asked
-/// once. `BLOCKWIRE_E2E=full` asks all over all.
+/// once; over TLS it is half of the short ones. `BLOCKWIRE_E2E=full` asks all over all.
 fn smollm2_chosen(carrier: Carrier, length: usize, drawn: bool, stream: bool) -> bool {
-    if length < 545 || std::env::var("BLOCKWIRE_E2E").is_ok_and(|extent| extent == "full") {
+    if std::env::var("BLOCKWIRE_E2E").is_ok_and(|extent| extent == "full") {
         return true;
+    }
+    if length < 545 {
+        return carrier != Carrier::Tls || drawn == stream;
     }
     let carriers_turn = match (length, drawn, stream) {
         (545, false, false) | (545, true, true) => Carrier::Tcp4,
@@ -114,9 +118,9 @@ fn smollm2_expected() -> &'static [Completion] {
     })
 }
 
-fn smollm2_over(carrier: Carrier) {
-    let expected = smollm2_expected();
-    let cluster = Cluster::start(Setup::new(Model::SmolLm2, carrier));
+fn smollm2_over(setup: Setup) {
+    let (expected, carrier) = (smollm2_expected(), setup.carrier);
+    let cluster = Cluster::start(setup);
     let chosen = |length, drawn, stream| smollm2_chosen(carrier, length, drawn, stream);
     assert_parity(&cluster, &requests(Model::SmolLm2), expected, chosen);
     // Every cache came from the prefill node: decode computed no prompt (faults B21, B22, B46).
@@ -126,17 +130,32 @@ fn smollm2_over(carrier: Carrier) {
 
 #[test]
 fn three_processes_equal_one_over_shm() {
-    smollm2_over(Carrier::Shm);
+    smollm2_over(Setup::new(Model::SmolLm2, Carrier::Shm));
 }
 
 #[test]
 fn three_processes_equal_one_over_tcp() {
-    smollm2_over(Carrier::Tcp4);
+    smollm2_over(Setup::new(Model::SmolLm2, Carrier::Tcp4));
 }
 
 #[test]
 fn three_processes_equal_one_over_tcp_on_ipv6() {
-    smollm2_over(Carrier::Tcp6);
+    smollm2_over(Setup::new(Model::SmolLm2, Carrier::Tcp6));
+}
+
+#[test]
+fn three_processes_equal_one_over_tls() {
+    let keys = runtime_dir();
+    smollm2_over(keyed::tls(Model::SmolLm2, keys.path()));
+}
+
+#[test]
+fn nodes_with_unequal_blocks_and_layouts_equal_one_over_tls() {
+    let keys = runtime_dir();
+    let mut setup = keyed::tls(Model::Qwen3, keys.path());
+    setup.prefill_flags.extend(["--block-tokens=8", "--kv-layout=layer-major"]);
+    setup.decode_flags.push("--block-tokens=24");
+    fixture_over(setup);
 }
 
 #[test]

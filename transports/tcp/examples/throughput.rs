@@ -1,5 +1,5 @@
-//! How fast one link is over loopback, with a cluster key and without, next to plain gathering writes and scattering reads of the
-//! same memory in the same run. Prints one line a measurement.
+//! How fast one link is over loopback, open, with a cluster key, and with TLS, next to plain gathering writes
+//! and scattering reads of the same memory in the same run. Prints one line a measurement.
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot be taken ends the program")]
 
 use std::future::poll_fn;
@@ -23,6 +23,13 @@ const TOKENS: usize = 4096;
 const ROUNDS: u64 = 24;
 const PINGS: usize = 5_000;
 const ORDER: PayloadOrder = PayloadOrder { block_tokens: 16 };
+const KEY: &str = "a key for a measurement, no secret at all";
+/// What is done with the bytes of a link, whether it has a key, and where it listens.
+const WAYS: [(&str, bool, &str); 3] = [
+    ("digests", false, "tcp://127.0.0.1:0"),
+    ("digests and tags", true, "tcp://127.0.0.1:0"),
+    ("digests and TLS", true, "tcp://127.0.0.1:0?tls=key"),
+];
 
 fn pool(layout: Layout) -> BlockPool {
     let spec = KvSpec::uniform(16, 8, 4, 128, Dtype::F16);
@@ -128,16 +135,15 @@ async fn ping_time(transport: &TcpTransport, address: &Address) -> f64 {
     started.elapsed().as_secs_f64() / PINGS as f64 * 1e6
 }
 
-fn measure_link(layout: Layout, key: Option<ClusterKey>) -> (f64, f64) {
+fn measure_link(layout: Layout, has_key: bool, at: &'static str) -> (f64, f64) {
     let mut options = TcpOptions::default();
-    options.cluster_key = key;
+    options.cluster_key = has_key.then(|| ClusterKey::from_text(KEY).unwrap());
     let near = TcpTransport::new(options);
     let transport = near.clone();
     let (tell, told) = std::sync::mpsc::channel();
     thread::spawn(move || {
         block_on(async {
-            let mut listener =
-                transport.listen(&"tcp://127.0.0.1:0".parse().unwrap()).await.unwrap();
+            let mut listener = transport.listen(&at.parse().unwrap()).await.unwrap();
             tell.send(listener.local_address()).unwrap();
             loop {
                 let link = poll_fn(|cx| listener.poll_accept(cx)).await.unwrap();
@@ -199,11 +205,8 @@ fn main() {
     for layout in [Layout::BlockMajor, Layout::LayerMajor] {
         for _ in 0..3 {
             let floor = floor(layout);
-            for key in
-                [None, ClusterKey::from_text("a key for a measurement, no secret at all").ok()]
-            {
-                let how = if key.is_some() { "digests and tags" } else { "digests" };
-                let (link, ping) = measure_link(layout, key);
+            for (how, has_key, at) in WAYS {
+                let (link, ping) = measure_link(layout, has_key, at);
                 println!(
                     "{layout:?}: link {link:.2} GB/s with {how}, floor {floor:.2} GB/s without, ratio \
                      {:.2}; control round trip {ping:.1} us",

@@ -3,8 +3,9 @@
 //! They greet side by side, so a slow one delays nobody. There is room for [`TOTAL_MAX`] of them, and for
 //! [`SOURCE_MAX`] of one source; a new one takes the place of the oldest of its own source, or, when the
 //! room is full, of the oldest of the source that has most. Dropping the oldest instead of refusing the
-//! newest is what keeps the door open: a peer that has the key is through after two round trips, long
-//! before so many others came after it, while whoever wants to fill the room has to come again and again.
+//! newest is what keeps the door open: a peer that has the key is through after two round trips, three with
+//! TLS, long before so many others came after it, while whoever wants to fill the room has to come again and
+//! again.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};

@@ -22,6 +22,19 @@ fn port_zero_becomes_the_real_port() {
     });
 }
 
+#[cfg(not(feature = "tls"))]
+#[test]
+fn tls_that_is_not_built_is_refused_on_both_sides() {
+    run(async {
+        let transport = TcpTransport::new(keyed(KEY));
+        let listened = transport.listen(&"tcp://127.0.0.1:0?tls=key".parse().unwrap()).await;
+        let dialled = transport.connect(&"tcp://127.0.0.1:9?tls=key".parse().unwrap()).await;
+        for said in [listened.err().unwrap().to_string(), dialled.err().unwrap().to_string()] {
+            assert!(said.contains("needs the feature `tls`"), "{said}");
+        }
+    });
+}
+
 #[test]
 fn every_interface_is_told_as_an_address_that_can_be_dialled() {
     run(async {

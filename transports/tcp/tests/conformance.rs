@@ -15,6 +15,7 @@ use blockwire_conformance::{Harness, conformance_suite};
 use blockwire_tcp::{ClusterKey, SendWay, SocketPath, TcpOptions, TcpTransport};
 
 const PLAIN: &str = "tcp://127.0.0.1:0";
+#[cfg(feature = "tls")]
 const TLS: &str = "tcp://127.0.0.1:0?tls=key";
 
 /// Options of the links under test.
@@ -113,8 +114,9 @@ impl<S: Setting> Harness for Striped<S> {
 
 /// A suite for each way that bytes go between sockets and blocks.
 macro_rules! suites {
-    ($($name:ident: $harness:ident at $address:expr, $set:expr;)*) => {
-        $(mod $name {
+    ($($(#[$attribute:meta])* $name:ident: $harness:ident at $address:expr, $set:expr;)*) => {
+        $($(#[$attribute])*
+        mod $name {
             use super::*;
 
             struct Set;
@@ -142,10 +144,12 @@ suites! {
         options.path = SocketPath::Uring;
         with_key(options);
     };
+    #[cfg(feature = "tls")]
     tls: Over at TLS, with_key;
     stripes: Striped at PLAIN, |_| {};
     stripes_keyed: Striped at PLAIN, with_key;
     stripes_uring: Striped at PLAIN, |options| options.path = SocketPath::Uring;
+    #[cfg(feature = "tls")]
     stripes_tls: Striped at TLS, with_key;
 }
 
