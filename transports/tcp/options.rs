@@ -75,7 +75,9 @@ pub struct TcpOptions {
     /// (Linux). Also how long a peer may keep its receive window shut.
     pub unacknowledged_max: Duration,
     /// Most bytes that the kernel takes before it has sent what it took, where it can be told (Linux): a
-    /// control frame waits behind them. `None` leaves it to the kernel, which grows to megabytes.
+    /// control frame waits behind them. `None` leaves it to the kernel, which grows to megabytes, and so
+    /// does [`SocketPath::Uring`]: there, a transfer that waits for less to be unsent was seen to wait for
+    /// ever.
     pub unsent_len_max: Option<u32>,
     /// How long a closing link tries to send what it accepted.
     pub flush_timeout: Duration,

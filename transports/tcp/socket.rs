@@ -23,7 +23,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::address::Source;
-use crate::options::TcpOptions;
+use crate::options::{SocketPath, TcpOptions};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
@@ -62,6 +62,7 @@ pub(crate) fn listen(at: SocketAddr, options: &TcpOptions) -> io::Result<TcpList
 /// only told.
 pub(crate) fn tune(stream: &TcpStream, same_host: bool, options: &TcpOptions) {
     let socket = SockRef::from(stream);
+    let unsent_len_max = options.unsent_len_max.filter(|_| options.path != SocketPath::Uring);
     let keepalive = TcpKeepalive::new()
         .with_time(options.keepalive_idle)
         .with_interval(options.keepalive_interval)
@@ -70,7 +71,7 @@ pub(crate) fn tune(stream: &TcpStream, same_host: bool, options: &TcpOptions) {
         stream.set_nodelay(true),
         socket.set_tcp_keepalive(&keepalive),
         limits::unacknowledged_max(&socket, options.unacknowledged_max),
-        options.unsent_len_max.map_or(Ok(()), |len| limits::unsent_len_max(&socket, len)),
+        unsent_len_max.map_or(Ok(()), |len| limits::unsent_len_max(&socket, len)),
     ];
     for error in set.into_iter().filter_map(Result::err) {
         tracing::debug!(%error, "a socket option was refused");
