@@ -33,8 +33,9 @@ use crate::receive::Receiver;
 use crate::send::Sender;
 use crate::tls::violation;
 
-/// Bytes of frames that are made records at once. One write takes them, while they are in the cache.
-const RECORDS_LEN: usize = 256 << 10;
+/// Bytes of frames that are made records at once: a control frame waits behind them, and one write takes
+/// them while they are in the cache.
+const RECORDS_LEN: usize = 128 << 10;
 
 /// Slices of a room. What one record holds rarely goes to more places.
 const ROOM_SLICES_MAX: usize = 64;
