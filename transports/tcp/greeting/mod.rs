@@ -152,7 +152,8 @@ async fn open(
     let Some(tls) = tls else {
         let exchanged = exchange(&mut stream, opening, &[], options).await;
         if matches!(exchanged, Err(GreetError::Key(KeyMismatch::TlsOnlyThere))) {
-            answer_tls(&mut stream, opening, options).await?;
+            // Whether or not it stays to hear that.
+            let _ = answer_tls(&mut stream, opening, options).await;
         }
         return Ok((Channel::Plain(stream), exchanged?));
     };
