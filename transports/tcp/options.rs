@@ -65,14 +65,15 @@ pub struct TcpOptions {
     pub connect_timeout: Duration,
     /// How long a connect takes at most, with the look-up of the name and all its addresses.
     pub connect_deadline: Duration,
-    /// How long a connection may take to greet.
+    /// How long a connection may take to greet, and all connections of one link to come.
     pub greeting_timeout: Duration,
     /// How long a link may be silent before the kernel asks whether the peer still lives.
     pub keepalive_idle: Duration,
     /// How long it waits between two such questions; three without an answer end the link.
     pub keepalive_interval: Duration,
     /// How long sent bytes may stay unacknowledged before the kernel ends the link, where it can be told
-    /// (Linux). Also how long a peer may keep its receive window shut.
+    /// (Linux). Also how long a peer may keep its receive window shut. One of several connections of a
+    /// link has a quarter of it.
     pub unacknowledged_max: Duration,
     /// Most bytes that the kernel takes before it has sent what it took, where it can be told (Linux): a
     /// control frame waits behind them. `None` leaves it to the kernel, which grows to megabytes, and so

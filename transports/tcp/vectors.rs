@@ -58,6 +58,9 @@ fn the_manual_says_how_greetings_proofs_and_tags_are_made() {
         let proof = key.proof(role, &transcript);
         add(&format!("proof of the {name} in that session"), proof.as_bytes());
     }
+    for (name, bytes) in crate::striped::examples() {
+        add(name, &bytes);
+    }
     let vectors = MANUAL.split("```tcp-vectors\n").nth(1).and_then(|rest| rest.split("```").next());
     assert_eq!(vectors.unwrap(), found, "the wire format changed: say so in the changelog");
 }

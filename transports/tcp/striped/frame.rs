@@ -184,6 +184,19 @@ fn is_own(kind: Kind) -> bool {
     matches!(kind, Plan | Replan | Over | Unplanned | Lost | Finish | Ack | Resume | Fence | Fenced)
 }
 
+/// Frames that the manual writes down.
+#[cfg(test)]
+pub(super) fn examples() -> [(&'static str, Frame); 3] {
+    let tag = StreamTag(3);
+    let part = |stripe| PlannedPart { len: 1 << 20, to: Place { stripe, tag: StreamTag(7) } };
+    let to = Place { stripe: 2, tag: StreamTag(8) };
+    [
+        ("plan of tag 3 in two parts", Frame::Plan { tag, parts: vec![part(0), part(1)] }),
+        ("replan of its second part", Frame::Replan { tag, part: 1, to }),
+        ("over", Frame::Over { tag, landed: true }),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

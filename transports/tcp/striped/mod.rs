@@ -17,7 +17,7 @@
 //! ```
 //! - Read in this order: `frame` (what both ends say), `split` (parts and their digest), `land` and `stream`
 //!   (the two halves of a payload), `order` (control over changing stripes), `stripes` (the connections),
-//!   `gather` (how a listener finds those of one link).
+//!   `events` (what they report, and whom it concerns), `gather` (how a listener finds those of one link).
 //! - Control goes over the lowest stripe that lives. Frames are kept until the peer acknowledged them, and go
 //!   again over the next stripe (`order`).
 //! - A stripe that ends by anything but a violation is *lost*. Both ends are told (LOST), so that neither waits
@@ -27,6 +27,7 @@
 //!   then end one after the other are not taken for lost ones.
 
 mod dial;
+mod events;
 mod frame;
 mod gather;
 mod land;
@@ -44,15 +45,15 @@ use std::time::Duration;
 use blockwire::pool::{Digest, PeerMemory, Region, TransferStats};
 use blockwire::transport::{
     Capabilities, CloseReason, Completion, Link, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
-    RegionKey, RegisterError, Violation,
+    RegionKey, RegisterError,
 };
-use bytes::Bytes;
 use tokio::time::{Sleep, sleep};
 use uuid::Uuid;
 
 pub(crate) use dial::{assemble, connect};
 pub(crate) use gather::Gather;
 
+use self::events::Stop;
 use self::frame::Frame;
 use self::land::Lands;
 use self::order::{Inbox, Outbox};
@@ -102,19 +103,6 @@ enum Stage {
     /// All is sent; the peer ends when it has read it.
     Lingering(Pin<Box<Sleep>>),
     Closed(CloseReason),
-}
-
-/// What ends a link, found among the events of a stripe.
-#[derive(Debug)]
-enum Stop {
-    Finished,
-    Violated(Violation),
-}
-
-impl From<Violation> for Stop {
-    fn from(violation: Violation) -> Self {
-        Self::Violated(violation)
-    }
 }
 
 impl StripedLink {
@@ -206,112 +194,6 @@ impl StripedLink {
         }
         self.turn = (self.turn + 1) % count;
         Ok(more)
-    }
-
-    /// Takes what a stripe reports. All of it: some of it is memory.
-    fn take(
-        &mut self,
-        stripe: usize,
-        came: Vec<LinkEvent>,
-        events: &mut Vec<LinkEvent>,
-    ) -> Result<(), Stop> {
-        let mut taken = Ok(());
-        for event in came {
-            match event {
-                LinkEvent::Received(frame) if taken.is_ok() => {
-                    taken = self.received(stripe, frame, events);
-                }
-                LinkEvent::Received(_) => {}
-                LinkEvent::Completed(completion) => self.completed(stripe, completion, events),
-                LinkEvent::Closed(CloseReason::Violated(violation)) => {
-                    taken = taken.and(Err(violation.into()));
-                }
-                LinkEvent::Closed(reason) => self.losses.push((stripe, reason)),
-            }
-        }
-        taken
-    }
-
-    fn received(
-        &mut self,
-        stripe: usize,
-        bytes: Bytes,
-        events: &mut Vec<LinkEvent>,
-    ) -> Result<(), Stop> {
-        let frame = Frame::read(&bytes, self.stripes.count())?;
-        if frame.as_ref().is_none_or(Frame::is_numbered)
-            && !self.inbox.arrive(stripe, bytes.len())?
-        {
-            return Ok(());
-        }
-        match frame {
-            None => events.push(LinkEvent::Received(bytes)),
-            Some(frame) => self.handle(stripe, frame, events)?,
-        }
-        Ok(())
-    }
-
-    fn handle(
-        &mut self,
-        stripe: usize,
-        frame: Frame,
-        events: &mut Vec<LinkEvent>,
-    ) -> Result<(), Stop> {
-        match frame {
-            Frame::Plan { tag, parts } => self.streams.plan(tag, parts, &mut self.stripes)?,
-            Frame::Replan { tag, part, to } => {
-                self.streams.replan(tag, part, to, &mut self.stripes)?;
-            }
-            Frame::Over { tag, landed } => {
-                self.streams.over(tag, landed, &mut self.stripes, events)?;
-            }
-            Frame::Unplanned { tag, len, again } => self.lands.unplanned(tag, len, again)?,
-            Frame::Lost { stripe } => {
-                let came = self.stripes.abort(stripe, CloseReason::PeerGone);
-                self.take(stripe, came, events)?;
-            }
-            Frame::Finish => return Err(Stop::Finished),
-            Frame::Ack { frames } => {
-                let done = self.outbox.acknowledge(frames)?;
-                events.extend(done.into_iter().map(|op| control_done(op, Ok(0))));
-            }
-            Frame::Resume { number } => self.inbox.resume(stripe, number)?,
-            Frame::Fence { number } => {
-                if let Some(stripe) = self.stripes.get(stripe) {
-                    stripe.answer(number);
-                }
-            }
-            Frame::Fenced { number } => {
-                let known = self.stripes.get(stripe).is_none_or(|at| at.fenced(number));
-                if !known {
-                    return Err(Violation::Stripes("an answer to a fence that was not sent").into());
-                }
-                self.streams.settle_all(&mut self.stripes, events);
-            }
-        }
-        Ok(())
-    }
-
-    fn completed(&mut self, stripe: usize, completion: Completion, events: &mut Vec<LinkEvent>) {
-        let Some(at) = self.stripes.get(stripe) else { return };
-        let Some(to_do) = at.take_use(completion.op) else { return };
-        match to_do {
-            Use::Numbered(number) if completion.outcome.is_ok() => {
-                events.extend(self.outbox.wrote(number).map(|op| control_done(op, Ok(0))));
-            }
-            Use::Numbered(_) | Use::Other => {}
-            Use::Ack => self.acknowledging = false,
-            Use::Answer => at.answered(),
-            Use::Sent { tag, part, attempt } => {
-                let (stripes, outcome) = (&mut self.stripes, completion.outcome);
-                self.streams.part_done(tag, part, attempt, outcome, stripes, events);
-            }
-            Use::Room { tag, part } => {
-                if let Some(over) = self.lands.part_done(tag, part, completion, events) {
-                    self.say(&over);
-                }
-            }
-        }
     }
 
     /// Goes on without the stripes that ended.
@@ -492,6 +374,14 @@ impl Link for StripedLink {
         }
         if more || events.len() > before { Poll::Ready(()) } else { Poll::Pending }
     }
+}
+
+/// Frames and a digest that the manual writes down.
+#[cfg(test)]
+pub(crate) fn examples() -> Vec<(&'static str, Vec<u8>)> {
+    let frames = frame::examples().map(|(name, frame)| (name, frame.encode().to_vec()));
+    let digest = ("digest of parts with the digests 1 and 2", split::digest(&[1, 2]));
+    frames.into_iter().chain([(digest.0, digest.1.to_le_bytes().to_vec())]).collect()
 }
 
 fn control_done(op: OpId, outcome: Result<u64, OpError>) -> LinkEvent {

@@ -49,6 +49,10 @@ fn make() -> Make {
 impl Pair {
     /// Two hosts with a node each; none where there are no namespaces.
     async fn new(test: &str, mtu: u32) -> Option<Self> {
+        Self::of(test, mtu, make()).await
+    }
+
+    async fn of(test: &str, mtu: u32, make: Make) -> Option<Self> {
         let net = match Net::new(test, mtu) {
             Ok(net) => net,
             Err(why) => {
@@ -56,8 +60,8 @@ impl Pair {
                 return None;
             }
         };
-        let near = net.on(Host::Near, || make().node());
-        let far = net.on(Host::Far, || make().node());
+        let near = net.on(Host::Near, || make.node());
+        let far = net.on(Host::Far, || make.node());
         let listening = far.listen("tcp://0.0.0.0:7700").await;
         Some(Self { net, near, far, listening })
     }
@@ -321,11 +325,7 @@ fn lost_and_late_packets_cost_time_only() {
 fn of_two_links_the_one_that_was_asked_for_is_taken() {
     run(WATCHDOG, async {
         let Some(mut pair) = Pair::new("links", 1500).await else { return };
-        let loosen = |interface| {
-            let setting = format!("/proc/sys/net/ipv4/conf/{interface}/rp_filter");
-            std::fs::write(setting, "0").unwrap();
-        };
-        pair.net.on(Host::Near, || ["all", "a1"].into_iter().for_each(loosen));
+        pair.net.on(Host::Near, loosen);
         let mut open = Vec::new();
         for (dialled, interface) in [
             ("tcp://10.77.0.2:7700?bind=a0", "a0"),
@@ -362,6 +362,63 @@ fn of_two_links_the_one_that_was_asked_for_is_taken() {
         drop(open);
         pair.settle().await;
         pair.next_handoff_is_fine().await;
+    });
+}
+
+/// Lets packets in that the routing table would have come over another link.
+fn loosen() {
+    for interface in ["all", "a1"] {
+        let setting = format!("/proc/sys/net/ipv4/conf/{interface}/rp_filter");
+        std::fs::write(setting, "0").unwrap();
+    }
+}
+
+/// A handoff goes over both links, one of them falls silent, and the handoff arrives.
+#[test]
+fn of_two_links_in_one_either_may_fail() {
+    run(WATCHDOG, async {
+        let mut make = make();
+        make.timing = Timing { silence_max: Duration::from_secs(8), ..make.timing };
+        // A quarter of it for each connection.
+        make.options.unacknowledged_max = Duration::from_secs(4);
+        let Some(mut pair) = Pair::of("stripes", 1500, make).await else { return };
+        pair.net.on(Host::Near, loosen);
+        for link in 0..2 {
+            let address = "tcp://10.77.0.2:7700?stripes=2&bind=a0&bind=a1".parse().unwrap();
+            let (there, near) = pair.near.endpoint.connect(&address).await.unwrap();
+            let (back, far) = pair.listening.accept().await.unwrap();
+            for (link, host) in [(0, Host::Near), (0, Host::Far), (1, Host::Near), (1, Host::Far)] {
+                pair.net.shape(host, link, Some(SLOW)).unwrap();
+            }
+            let before = ["a0", "a1"].map(|interface| pair.net.sent(Host::Near, interface));
+            let (near_pool, far_pool) = (pair.near.pool.clone(), pair.far.pool.clone());
+            let taking = [
+                tokio::spawn(take_all(near, near_pool.clone())),
+                tokio::spawn(take_all(far, far_pool.clone())),
+            ];
+            let out = tokio::spawn(give(there.clone(), near_pool.clone(), LONG, 1));
+            let home = tokio::spawn(give(back.clone(), far_pool, LONG, 2));
+            let sent =
+                |index: usize, interface| pair.net.sent(Host::Near, interface) - before[index];
+            while sent(0, "a0").min(sent(1, "a1")) < 1 << 20 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            assert!(!out.is_finished() && !home.is_finished(), "it was over before it could fail");
+            pair.net.set_black_hole(link, true);
+            out.await.unwrap().unwrap();
+            home.await.unwrap().unwrap();
+            // The connection goes on over the link that is left.
+            give(there.clone(), near_pool, 4, 3).await.unwrap();
+            pair.net.set_black_hole(link, false);
+            for (link, host) in [(0, Host::Near), (0, Host::Far), (1, Host::Near), (1, Host::Far)] {
+                pair.net.shape(host, link, None).unwrap();
+            }
+            there.close("done");
+            for taking in taking {
+                taking.await.unwrap();
+            }
+            pair.settle().await;
+        }
     });
 }
 

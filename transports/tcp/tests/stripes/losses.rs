@@ -118,6 +118,23 @@ fn a_stripe_that_falls_silent_is_given_up() {
 }
 
 #[test]
+fn who_waits_on_a_silent_stripe_is_told_by_its_peer() {
+    run_local(async {
+        let mut options = TcpOptions::default();
+        options.unacknowledged_max = Duration::from_secs(2);
+        options.send_buffer_len = Some(64 << 10);
+        // Only who sends can notice: nothing of the receiver's is unacknowledged.
+        options.keepalive_idle = Duration::from_secs(1000);
+        let (proxy, mut a, mut b) = through_proxy(options, STRIPES).await;
+        let [at_a, at_b] = pools();
+        proxy.set_after(2, 100_000, Fate::Hole);
+        let moving = Moving::start((&mut a, &at_a), (&mut b, &at_b), 1, TOKENS);
+        until(&mut [&mut a, &mut b], |sides| moving.is_done(sides[0], sides[1])).await;
+        moving.finish(&a, &mut b);
+    });
+}
+
+#[test]
 fn a_link_that_lost_stripes_closes_in_order() {
     run_local(async {
         let (proxy, mut a, mut b) = through_proxy(TcpOptions::default(), STRIPES).await;

@@ -4,8 +4,12 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod gathering;
+mod handoffs;
 mod hostile;
+mod lingering;
 mod losses;
+#[path = "../nodes/mod.rs"]
+mod nodes;
 mod proxy;
 mod random;
 
