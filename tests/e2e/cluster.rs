@@ -20,6 +20,8 @@ pub(crate) enum Carrier {
     Tcp6,
     /// Needs a cluster key: `keyed::tls`.
     Tls,
+    /// Links of four connections.
+    Stripes,
 }
 
 impl Carrier {
@@ -27,21 +29,37 @@ impl Carrier {
     pub(crate) fn bind(self, name: &str) -> String {
         match self {
             Self::Shm => format!("shm:{name}"),
-            Self::Tcp4 => "tcp://127.0.0.1:0".to_owned(),
+            Self::Tcp4 | Self::Stripes => "tcp://127.0.0.1:0".to_owned(),
             Self::Tcp6 => "tcp://[::1]:0".to_owned(),
             Self::Tls => "tcp://127.0.0.1:0?tls=key".to_owned(),
         }
+    }
+
+    /// How peers dial a node that listens on `address`.
+    fn dial(self, address: &str) -> String {
+        if self == Self::Stripes {
+            format!("{address}?stripes={STRIPES}")
+        } else {
+            address.to_owned()
+        }
+    }
+
+    /// Connections of a link.
+    fn connections(self) -> usize {
+        if self == Self::Stripes { STRIPES } else { 1 }
     }
 
     /// User-space copies of a payload byte that the carrier declares.
     pub(crate) fn declared_copies(self) -> u64 {
         match self {
             Self::Shm => 1,
-            Self::Tcp4 | Self::Tcp6 => 0,
+            Self::Tcp4 | Self::Tcp6 | Self::Stripes => 0,
             Self::Tls => 3,
         }
     }
 }
+
+const STRIPES: usize = 4;
 
 /// A deployment to start.
 #[derive(Clone, Debug)]
@@ -115,7 +133,9 @@ impl Cluster {
         cluster.wait_until_serving();
         let handed_over = |node: &Node| node.metric("handoffs_sent_total") > 0;
         wait_until("every prefill node has handed over", || {
-            let bodies = vec![cluster.warm_up(); 2 * cluster.prefill.len()];
+            // Small payloads take turns between the connections of a link.
+            let count = 2 * cluster.prefill.len() * cluster.setup.carrier.connections();
+            let bodies = vec![cluster.warm_up(); count];
             client::ask_all(cluster.http(), &bodies, bodies.len());
             cluster.prefill.iter().all(handed_over)
         });
@@ -225,13 +245,15 @@ pub(crate) fn start_decode(setup: &Setup, dir: &Path, bind: &str) -> Node {
 }
 
 pub(crate) fn start_prefill(setup: &Setup, dir: &Path, bind: &str, decode: &str) -> Node {
-    let own = ["--serving-bind", bind, "--decode-peers", decode];
+    let own = ["--serving-bind", bind, "--decode-peers", &setup.carrier.dial(decode)];
     let flags = [&own, &setup.prefill_flags[..]].concat();
     Node::start(dir, "prefill", &setup.node_flags(&flags))
 }
 
 pub(crate) fn start_router(setup: &Setup, dir: &Path, prefill: &[&str], decode: &str) -> Node {
-    let own = ["--prefill-peers", &prefill.join(","), "--decode-peers", decode];
+    let prefill: Vec<_> = prefill.iter().map(|address| setup.carrier.dial(address)).collect();
+    let decode = setup.carrier.dial(decode);
+    let own = ["--prefill-peers", &prefill.join(","), "--decode-peers", &decode];
     Node::start(dir, "router", &setup.node_flags(&own))
 }
 

@@ -79,10 +79,14 @@ fn all(_length: usize, _drawn: bool, _stream: bool) -> bool {
 
 /// Short prompts in every form over every carrier. A prompt of 1,700 tokens takes a core a quarter of
 /// a minute: its forms, and those of the 545, are spread over the carriers so that each form is asked
-/// once; over TLS it is half of the short ones. `BLOCKWIRE_E2E=full` asks all over all.
+/// once; over TLS it is half of the short ones. Over stripes, one prompt goes in one part and one in several.
+/// `BLOCKWIRE_E2E=full` asks all over all.
 fn smollm2_chosen(carrier: Carrier, length: usize, drawn: bool, stream: bool) -> bool {
     if std::env::var("BLOCKWIRE_E2E").is_ok_and(|extent| extent == "full") {
         return true;
+    }
+    if carrier == Carrier::Stripes {
+        return length == 17 || (length, drawn, stream) == (545, true, false);
     }
     if length < 545 {
         return carrier != Carrier::Tls || drawn == stream;
@@ -156,6 +160,11 @@ fn nodes_with_unequal_blocks_and_layouts_equal_one_over_tls() {
     setup.prefill_flags.extend(["--block-tokens=8", "--kv-layout=layer-major"]);
     setup.decode_flags.push("--block-tokens=24");
     fixture_over(setup);
+}
+
+#[test]
+fn three_processes_equal_one_over_several_connections() {
+    smollm2_over(Setup::new(Model::SmolLm2, Carrier::Stripes));
 }
 
 #[test]
