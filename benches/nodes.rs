@@ -22,23 +22,24 @@ use crate::run_side;
 /// Blocks of a pool, all of a handoff, of 2 MiB each.
 const BLOCKS: usize = 128;
 
-/// A listening and a dialling node over TCP, each with its user's task on its driver's thread, on cpu 1 and cpu 0.
-/// Gives what the two users come to, that of the dialler first.
+/// A listening and a dialling node over the loopback, each with its user's task on its driver's thread, on
+/// cpu 1 and cpu 0. The dialler puts `query` behind the address. Gives what the two users come to, that of
+/// the dialler first.
 ///
 /// # Panics
 /// When there is no connection, or a user panics.
 pub fn pair<N: Send + 'static, F: Send + 'static>(
     options: TcpOptions,
-    bind: &str,
+    query: &'static str,
     near: impl AsyncFnOnce(Connection, BlockPool, Address) -> N + Send + 'static,
     far: impl AsyncFnOnce(Events, BlockPool) -> F + Send + 'static,
 ) -> (N, F) {
     let (bound, is_bound) = channel();
-    let bind = bind.parse().expect("an address");
     let for_far = options.clone();
     let far = std::thread::spawn(move || {
         pin(1);
         side(for_far, async move |endpoint, pool| {
+            let bind = "tcp://127.0.0.1:0".parse().expect("an address");
             let mut listening = endpoint.listen(&bind).await.expect("a free address");
             bound.send(listening.local_address().clone()).expect("a dialler");
             let (_peer, events) = listening.accept().await.expect("a peer");
@@ -49,7 +50,8 @@ pub fn pair<N: Send + 'static, F: Send + 'static>(
         pin(0);
         let address = is_bound.recv().expect("a listener");
         side(options, async move |endpoint, pool| {
-            let (connection, _events) = endpoint.connect(&address).await.expect("a peer");
+            let to = format!("{address}{query}").parse().expect("an address");
+            let (connection, _events) = endpoint.connect(&to).await.expect("a peer");
             near(connection, pool, address).await
         })
     });

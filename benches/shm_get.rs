@@ -87,13 +87,14 @@ struct Peer {
     child: Child,
     view: RegionView,
     link: Box<dyn Link>,
+    /// Where its socket lies.
+    _folder: tempfile::TempDir,
 }
 
 impl Peer {
     fn start(runtime: &Runtime) -> Self {
-        let socket =
-            std::env::temp_dir().join(format!("blockwire-get-{}.sock", std::process::id()));
-        let address = format!("shm:{}", socket.display());
+        let folder = tempfile::tempdir().expect("a folder");
+        let address = format!("shm:{}", folder.path().join("x.sock").display());
         let program = std::env::current_exe().expect("a path");
         let mut child = Command::new(program)
             .args(["owner", &address])
@@ -108,7 +109,7 @@ impl Peer {
         view.fault_in(0..POOL_LEN).expect("pages");
         let address: Address = address.parse().expect("an address");
         let link = runtime.block_on(ShmTransport::default().connect(&address)).expect("a peer");
-        Self { child, view, link }
+        Self { child, view, link, _folder: folder }
     }
 
     /// Pulls as a driver does, and gives the room back.

@@ -77,7 +77,7 @@ fn round() -> ([f64; 3], f64) {
             take(incoming, &pool).await;
         }
     };
-    pair(options, "tcp://127.0.0.1:0", near, far).0
+    pair(options, "", near, far).0
 }
 
 /// GB/s of some handoffs.

@@ -3,7 +3,8 @@
 //! Two nodes over the loopback, on cpu 0 and cpu 1, each with its user's tasks on its driver's thread. A
 //! message of 64 bytes leaves every millisecond: at first alone, then in the middle of 4 GiB of handoffs
 //! whose payload is always under way. Bound: twice the idle p99, and one frame of payload (1 MiB) at the
-//! speed of the same run. Rounds with other limits of what the kernel may hold back are interleaved.
+//! speed of the same run. Rounds over several connections, the first of which has nothing but control, are
+//! interleaved, and rounds where the system may hold back as much as it likes.
 //!
 //! `cargo bench -p blockwire-benches --bench tcp_fair`; `BLOCKWIRE_BENCH_RUNS` sets the rounds.
 
@@ -42,15 +43,24 @@ struct Round {
     frame: f64,
 }
 
+/// What is compared: how it is called, what stands behind the address, and how much the system may hold back.
+const WAYS: [(&str, &str, Option<u32>); 4] = [
+    ("one connection, as much unsent as the system likes", "", None),
+    ("one connection", "", UNSENT),
+    ("three connections", "?stripes=3", UNSENT),
+    ("four connections", "?stripes=4", UNSENT),
+];
+/// As set by default.
+const UNSENT: Option<u32> = Some(256 << 10);
+
 fn main() {
-    let limits = [None, Some(1 << 20), Some(256 << 10), Some(64 << 10)];
-    let mut table = limits.map(|limit| (limit, Default::default()));
+    let mut table = WAYS.map(|way| (way, Default::default()));
     for _ in 0..runs() {
-        for (limit, columns) in &mut table {
+        for ((_, query, unsent), columns) in &mut table {
             let mut options = TcpOptions::default();
-            options.unsent_len_max = *limit;
+            options.unsent_len_max = *unsent;
             let [alone, amid, frame, ratio, speed]: &mut [Samples; 5] = columns;
-            let round = round(options);
+            let round = round(options, query);
             let (idle, busy) = (round.alone.quantile(0.99), round.amid.quantile(0.99));
             alone.push(idle);
             amid.push(busy);
@@ -59,19 +69,15 @@ fn main() {
             speed.push(PAYLOAD_LEN_MAX as f64 / round.frame / 1000.0);
         }
     }
-    println!(
-        "64 bytes amid 4 GiB of handoffs over tcp, p99 in us; cpus 0 and 1; {} rounds",
-        runs()
-    );
-    for (limit, [alone, amid, frame, ratio, speed]) in &table {
-        let limit = limit.map_or("the kernel's".to_owned(), |len| format!("{} KiB", len >> 10));
-        println!("unsent at most {limit}:");
+    println!("64 bytes amid 4 GiB of handoffs, p99 in us; cpus 0 and 1; {} rounds", runs());
+    for ((what, ..), [alone, amid, frame, ratio, speed]) in &table {
+        println!("{what}:");
         println!("  alone {alone}, amid {amid}, a frame {frame}, at {speed} GB/s");
         println!("  amid / (2 x alone + frame), < 1: {:.2}", ratio.median());
     }
 }
 
-fn round(options: TcpOptions) -> Round {
+fn round(options: TcpOptions, query: &'static str) -> Round {
     let base = clock::now();
     let near = async move |connection: Connection, pool, _| {
         for _ in 0..IDLE {
@@ -109,7 +115,7 @@ fn round(options: TcpOptions) -> Round {
             }
         }
     };
-    let (frame, waits) = pair(options, "tcp://127.0.0.1:0", near, far);
+    let (frame, waits) = pair(options, query, near, far);
     let [alone, amid] = waits.map(Samples::from_iter);
     Round { alone, amid, frame }
 }

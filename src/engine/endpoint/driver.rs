@@ -232,26 +232,35 @@ impl Task {
     /// Drives the connection to its end; `arrive` is called once, when the hellos fit or cannot.
     async fn run(mut self, arrive: impl FnOnce(Result<Arrival, ConnectionError>)) {
         let mut arrive = Some(arrive);
-        poll_fn(|cx| {
-            let begin = self.moved;
-            for _ in 0..TURNS_MAX {
-                if self.moved - begin >= MOVED_MAX {
-                    break;
-                }
-                let progress = self.turn(cx);
-                while let Some(notice) = self.session.poll_notice() {
-                    self.deliver(notice, &mut arrive);
-                }
-                match progress {
-                    Progress::Closed => return Poll::Ready(()),
-                    Progress::Waiting => return Poll::Pending,
-                    Progress::More => {}
-                }
+        while poll_fn(|cx| self.poll_share(cx, &mut arrive)).await == Share::Used {
+            // A task that only wakes itself is polled again dozens of times before the runtime looks at
+            // sockets and clocks, while other links of the thread wait. This lets it look first.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Makes progress until the connection waits for something, is over, or has had its share.
+    fn poll_share(
+        &mut self,
+        cx: &mut Context<'_>,
+        arrive: &mut Option<impl FnOnce(Result<Arrival, ConnectionError>)>,
+    ) -> Poll<Share> {
+        let begin = self.moved;
+        for _ in 0..TURNS_MAX {
+            if self.moved - begin >= MOVED_MAX {
+                break;
             }
-            cx.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
+            let progress = self.turn(cx);
+            while let Some(notice) = self.session.poll_notice() {
+                self.deliver(notice, arrive);
+            }
+            match progress {
+                Progress::Closed => return Poll::Ready(Share::Over),
+                Progress::Waiting => return Poll::Pending,
+                Progress::More => {}
+            }
+        }
+        Poll::Ready(Share::Used)
     }
 
     /// One round: what users ask, what the session wants, what the link reports, what time it is.
@@ -472,6 +481,15 @@ impl Task {
             }
         }
     }
+}
+
+/// Why a connection stops making progress for now.
+#[derive(PartialEq, Eq)]
+enum Share {
+    /// Others are next.
+    Used,
+    /// It has ended.
+    Over,
 }
 
 enum Progress {

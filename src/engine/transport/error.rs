@@ -167,7 +167,10 @@ pub enum KeyMismatch {
     #[error("the peer has another cluster key: start both with the same key")]
     Different,
     /// The peer left when it read this side's proof.
-    #[error("the peer did not accept this side's cluster key: start both with the same key")]
+    #[error(
+        "the peer did not accept this side's cluster key: start both with the same key (a peer that is \
+         full of strangers leaves too, once: then the next try succeeds)"
+    )]
     NotAccepted,
     /// The peer's first bytes are none of TLS.
     #[error(

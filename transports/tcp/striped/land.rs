@@ -59,7 +59,7 @@ impl Lands {
         self.posted.insert(tag);
         let len = room.len();
         let (mut plan, mut parts, mut rest) = (Vec::new(), Vec::new(), room);
-        for len in split::shares(len, stripes.living()) {
+        for len in split::shares(len, stripes.carriers()) {
             let (room, after) = rest.split(len);
             rest = after;
             let number = parts.len();

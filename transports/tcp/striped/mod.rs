@@ -19,7 +19,8 @@
 //!   (the two halves of a payload), `order` (control over changing stripes), `stripes` (the connections),
 //!   `events` (what they report, and whom it concerns), `gather` (how a listener finds those of one link).
 //! - Control goes over the lowest stripe that lives. Frames are kept until the peer acknowledged them, and go
-//!   again over the next stripe (`order`).
+//!   again over the next stripe (`order`). While two others live, that stripe carries nothing else: then a
+//!   control frame never waits behind payload that the system holds, whatever the buffers have grown to.
 //! - A stripe that ends by anything but a violation is *lost*. Both ends are told (LOST), so that neither waits
 //!   for what the other has given up. Lost stripes are not dialled again: a link that lost some is slower,
 //!   and one that lost all is dialled again as a whole, like any link. A violation on any ends the link.
@@ -64,7 +65,7 @@ use crate::options::TcpOptions;
 
 /// Bytes after which a poll leaves the other stripes to the next one, so that a link of many does not
 /// keep the driver from other links for longer than a plain one does.
-const POLL_LEN_MAX: u64 = 8 << 20;
+const POLL_LEN_MAX: u64 = 1 << 20;
 
 /// The mechanism to one peer over several connections.
 #[derive(Debug)]
@@ -173,7 +174,8 @@ impl StripedLink {
         }
     }
 
-    /// Polls the stripes by turns, until enough moved; whether more can be done at once.
+    /// Polls the stripes, that for control first and the others by turns, until enough moved; whether more
+    /// can be done at once.
     fn poll_stripes(
         &mut self,
         cx: &mut Context<'_>,
@@ -181,8 +183,10 @@ impl StripedLink {
     ) -> Result<bool, Stop> {
         let moved = |stats: &TransferStats| stats.sent() + stats.landed();
         let (before, count) = (moved(&self.stats), self.stripes.count());
+        let (turn, control) = (self.turn, self.control);
+        let others = (turn..count).chain(0..turn).filter(|stripe| *stripe != control);
         let mut more = false;
-        for stripe in (self.turn..count).chain(0..self.turn) {
+        for stripe in std::iter::once(control).chain(others) {
             if moved(&self.stats) - before > POLL_LEN_MAX {
                 self.turn = stripe;
                 return Ok(true);

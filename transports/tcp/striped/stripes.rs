@@ -140,6 +140,16 @@ impl Stripes {
         self.all.iter().position(Option::is_some)
     }
 
+    /// How many carry payload: not the one for control, where two others live.
+    pub(super) fn carriers(&self) -> usize {
+        self.living() - usize::from(self.apart().is_some())
+    }
+
+    /// The stripe that carries control and nothing else.
+    fn apart(&self) -> Option<usize> {
+        self.lowest().filter(|_| self.living() > 2)
+    }
+
     /// A stripe that lives.
     pub(super) fn get(&mut self, stripe: usize) -> Option<&mut Stripe> {
         self.all.get_mut(stripe)?.as_mut()
@@ -182,16 +192,18 @@ impl Stripes {
         self.get(to.stripe)?.submit(op, to_do).ok()
     }
 
-    /// Posts room on the stripe whose turn it is; the room when there is none.
+    /// Posts room on the stripe whose turn it is, on the one for control only if no other takes it; the room
+    /// when there is none.
     pub(super) fn land(
         &mut self,
         room: ScatterList,
         to_do: Use,
     ) -> Result<(Place, OpId), ScatterList> {
         self.touched = true;
-        let count = self.all.len();
+        let (count, apart) = (self.all.len(), self.apart());
+        let turns = (0..count).map(|step| (self.turn + step) % count);
         let mut room = room;
-        for stripe in (0..count).map(|step| (self.turn + step) % count) {
+        for stripe in turns.filter(|stripe| Some(*stripe) != apart).chain(apart) {
             let Some(at) = self.all[stripe].as_mut() else { continue };
             at.last_tag += 1;
             let tag = StreamTag(at.last_tag);

@@ -100,7 +100,9 @@ fn the_loss_of_all_stripes_is_the_loss_of_the_link() {
 
 #[test]
 fn a_stripe_that_falls_silent_is_given_up() {
-    for stripe in [0, 2] {
+    // Not the first: it carries control only, which the proxy's own buffers hold, so that nothing stays
+    // unacknowledged.
+    for stripe in [1, 2] {
         run_local(async move {
             let mut options = TcpOptions::default();
             // A quarter of it for a stripe.
