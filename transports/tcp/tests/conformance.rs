@@ -53,6 +53,8 @@ impl<S: Setting> Harness for Over<S> {
 
 /// Links of so many stripes, whoever dials.
 const STRIPES: u64 = 4;
+/// Those that carry payload: the first has control only.
+const CARRIERS: u64 = STRIPES - 1;
 
 /// Dials several connections for each link.
 #[derive(Debug)]
@@ -99,7 +101,7 @@ impl<S: Setting> Harness for Striped<S> {
             digest.value()
         };
         let len = bytes.len() as u64;
-        let parts = (len >> 20).clamp(1, STRIPES);
+        let parts = (len >> 20).clamp(1, CARRIERS);
         if parts == 1 {
             return of(bytes);
         }
