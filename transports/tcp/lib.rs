@@ -20,7 +20,9 @@
 //! for the whole payload, so no more payload is ever under way than there is room for. Control frames that
 //! nobody takes stop the reading, and TCP's window tells the peer.
 //!
-//! Links need a tokio runtime with I/O and time: their readiness and their few timers come from there.
+//! Links need a tokio runtime with I/O and time: their readiness and their few timers come from there. The
+//! process has to ignore SIGPIPE, as every Rust program does that keeps its own `main`: `splice` raises it
+//! when a peer is gone.
 #![deny(unsafe_code)]
 
 mod address;
