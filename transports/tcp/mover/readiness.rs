@@ -69,9 +69,9 @@ impl Readiness {
             let sent = self.send_pages(payload, sender);
             if let Err(error) = &sent
                 && !may_retry(error)
+                && !is_the_connections(error)
             {
-                // Nothing that the pipe holds counts as sent. Should the connection be the reason, the
-                // next call says so.
+                // Nothing that the pipe holds counts as sent.
                 tracing::debug!(%error, "pages can be sent no more, the system copies them");
                 (self.sends_pages, self.pages, self.pace) = (false, None, None);
                 return Ok(0);
@@ -202,4 +202,25 @@ fn wake_len(receiver: &Receiver) -> usize {
 
 fn may_retry(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Whether the connection is the reason, and not the way to send. The system tells that once: to try again
+/// in another way would give a broken pipe, which reads like the orderly end of a peer that left first.
+fn is_the_connections(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable,
+        NetworkDown, NetworkUnreachable, NotConnected, TimedOut,
+    };
+    matches!(
+        error.kind(),
+        BrokenPipe
+            | ConnectionAborted
+            | ConnectionRefused
+            | ConnectionReset
+            | HostUnreachable
+            | NetworkDown
+            | NetworkUnreachable
+            | NotConnected
+            | TimedOut
+    )
 }

@@ -7,6 +7,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use blockwire::endpoint::{Endpoint, EndpointOptions, Event};
 use blockwire::pool::{
@@ -15,8 +16,8 @@ use blockwire::pool::{
 };
 use blockwire::session::{HandoffKey, Identity, LandError, OfferPayload};
 use blockwire::transport::{
-    Address, Capabilities, ConnectError, Link, LinkEvent, ListenError, Listener, LocalFuture, Op,
-    OpId, Refused, RegionKey, RegisterError, Transport,
+    Address, Capabilities, CloseReason, ConnectError, Link, LinkEvent, ListenError, Listener,
+    LocalFuture, Op, OpId, Refused, RegionKey, RegisterError, Transport,
 };
 use blockwire_tcp::{SendWay, TcpOptions, TcpTransport};
 use bytes::Bytes;
@@ -64,6 +65,28 @@ fn a_peer_reads_pages_where_they_lie_and_copies_as_they_were() {
             let whole = b.landed(landed) == bytes;
             let copied = way == SendWay::Copies;
             assert_eq!((came == digest, whole), (copied, copied), "{way:?}");
+        }
+    });
+}
+
+/// The system tells once that a connection was reset, to whichever call is first.
+#[test]
+fn a_connection_that_is_reset_amid_payload_is_lost() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    run(async {
+        for way in [SendWay::Pages, SendWay::Copies] {
+            for _ in 0..20 {
+                let (socket, mut link) = raw_at(options(way)).await;
+                let from = pool(1024);
+                let (list, ..) = payload(&from, 1024 * 16, 0);
+                stream(&mut link, 1, list);
+                until(&mut [&mut link], |sides| sides[0].link.stats().sent() > 0).await;
+                socket2::SockRef::from(&socket).set_linger(Some(Duration::ZERO)).unwrap();
+                drop(socket);
+                until(&mut [&mut link], |sides| sides[0].closed().is_some()).await;
+                let end = link.closed().unwrap();
+                assert!(matches!(end, CloseReason::Lost(_)), "{way:?}: {end}");
+            }
         }
     });
 }
