@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use blockwire::endpoint::IncomingHandoff;
-use blockwire::endpoint::{Connection, Endpoint, EndpointOptions, Events};
+use blockwire::endpoint::{Connection, Endpoint, EndpointOptions, Events, IncomingHandoff};
 use blockwire::handoff::{
     SequenceHandoff, SequenceState, extract_sequence_handoff, send_handoff_payload,
 };

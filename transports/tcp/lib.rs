@@ -41,6 +41,7 @@ mod send;
 mod send_tests;
 mod socket;
 mod source;
+mod stage;
 mod striped;
 
 #[cfg_attr(

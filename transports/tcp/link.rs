@@ -1,9 +1,7 @@
 //! The life of one connection: joins a [`Sender`] and a [`Receiver`] with a [`Mover`], and knows how it
 //! ends.
 
-use std::future::Future;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -13,8 +11,7 @@ use blockwire::transport::{
     Capabilities, CloseReason, Link, LinkEvent, Op, OpError, OpId, Refused, RegionKey,
     RegisterError,
 };
-use blockwire::wire::{BODY_LEN_MAX, HEADER_LEN, Header, Kind, PAYLOAD_LEN_MAX};
-use tokio::time::{Sleep, sleep};
+use blockwire::wire::PAYLOAD_LEN_MAX;
 use uuid::Uuid;
 
 use crate::SCHEME;
@@ -25,6 +22,7 @@ use crate::receive::Receiver;
 use crate::seal::Sealer;
 use crate::send::Sender;
 use crate::socket;
+use crate::stage::Stage;
 
 /// The mechanism to one peer over TCP.
 #[derive(Debug)]
@@ -47,18 +45,6 @@ pub(crate) struct TcpLink {
     stats: Arc<TransferStats>,
     flush_timeout: Duration,
     linger_timeout: Duration,
-}
-
-/// How far the end has come.
-#[derive(Debug)]
-enum Stage {
-    Open,
-    /// Sending what was accepted.
-    Flushing(Option<Pin<Box<Sleep>>>),
-    /// All is sent, and the peer was told that nothing follows: closing now, with bytes of the peer
-    /// unread, would reset the connection and could destroy what is still under way.
-    Lingering(Pin<Box<Sleep>>),
-    Closed(CloseReason),
 }
 
 impl TcpLink {
@@ -109,18 +95,6 @@ impl TcpLink {
         })
     }
 
-    fn refusal(&self, op: &Op) -> Option<OpError> {
-        match (&self.stage, op) {
-            (Stage::Closed(reason), _) => Some(OpError::Closed(reason.clone())),
-            (Stage::Flushing(_) | Stage::Lingering(_), _) => {
-                Some(OpError::Closed(CloseReason::Local))
-            }
-            (Stage::Open, Op::Control(frame)) => control_refusal(frame),
-            (Stage::Open, Op::Get { .. }) => Some(OpError::Unsupported("get")),
-            (Stage::Open, Op::Stream { .. } | Op::Land { .. }) => None,
-        }
-    }
-
     /// Ends the link at once, as if it had been lost: every operation completes, then `Closed`.
     pub(crate) fn abort(&mut self, reason: CloseReason, events: &mut Vec<LinkEvent>) {
         events.append(&mut self.pending);
@@ -129,11 +103,7 @@ impl TcpLink {
 
     /// Ends the link: every operation completes, then `Closed`.
     fn end(&mut self, reason: CloseReason, events: &mut Vec<LinkEvent>) {
-        let reason = match (&self.stage, reason) {
-            (_, violated @ CloseReason::Violated(_)) => violated,
-            (Stage::Open, reason) => reason,
-            _ => CloseReason::Local,
-        };
+        let reason = self.stage.end(reason);
         self.mover = None;
         self.sender.abort(&reason, events);
         self.receiver.abort(&reason, events);
@@ -182,7 +152,7 @@ impl TcpLink {
 
     /// Goes on with an orderly end; ready when it has come.
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<CloseReason> {
-        if let Stage::Flushing(deadline) = &mut self.stage {
+        if matches!(self.stage, Stage::Flushing(_)) {
             let unsent = !self.sender.is_idle() && self.write_error.is_none();
             let finished = match &mut self.mover {
                 Some(mover) if !unsent => mover.poll_finish(cx),
@@ -190,20 +160,12 @@ impl TcpLink {
                 None => Poll::Ready(Ok(())),
             };
             match finished {
-                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Ok(())) => self.stage.linger(self.linger_timeout),
                 Poll::Ready(Err(_)) => return Poll::Ready(CloseReason::Local),
-                Poll::Pending => {
-                    let timeout = self.flush_timeout;
-                    let deadline = deadline.get_or_insert_with(|| Box::pin(sleep(timeout)));
-                    return deadline.as_mut().poll(cx).map(|()| CloseReason::Local);
-                }
+                Poll::Pending => {}
             }
-            self.stage = Stage::Lingering(Box::pin(sleep(self.linger_timeout)));
         }
-        match &mut self.stage {
-            Stage::Lingering(deadline) => deadline.as_mut().poll(cx).map(|()| CloseReason::Local),
-            _ => Poll::Pending,
-        }
+        self.stage.poll_overdue(cx, self.flush_timeout).map(|()| CloseReason::Local)
     }
 }
 
@@ -239,7 +201,7 @@ impl Link for TcpLink {
     }
 
     fn submit(&mut self, op: Op) -> Result<OpId, Refused> {
-        if let Some(error) = self.refusal(&op) {
+        if let Some(error) = self.stage.refusal(&op) {
             return Err(Refused { op, error });
         }
         let id = OpId(self.next_op);
@@ -296,18 +258,6 @@ impl Link for TcpLink {
         }
         if more || events.len() > before { Poll::Ready(()) } else { Poll::Pending }
     }
-}
-
-/// The peer finds the end of a control frame by its header alone.
-pub(crate) fn control_refusal(frame: &[u8]) -> Option<OpError> {
-    if frame.len() > HEADER_LEN + BODY_LEN_MAX {
-        return Some(OpError::ControlTooLong(frame.len()));
-    }
-    let header = frame.first_chunk().and_then(|head| Header::parse(head).ok());
-    let delimited = header.is_some_and(|header| {
-        header.kind != Kind::Payload && HEADER_LEN + header.body_len as usize == frame.len()
-    });
-    (!delimited).then_some(OpError::Unsupported("control without a header of its own length"))
 }
 
 fn peer_is_gone(error: &io::Error) -> bool {

@@ -442,6 +442,7 @@ impl Outgoing {
     }
 }
 
-fn control_done(op: OpId, outcome: Result<u64, OpError>) -> LinkEvent {
+/// The end of a control frame.
+pub(crate) fn control_done(op: OpId, outcome: Result<u64, OpError>) -> LinkEvent {
     LinkEvent::Completed(Completion { op, memory: OpMemory::None, outcome })
 }

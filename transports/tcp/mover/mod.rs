@@ -158,3 +158,8 @@ fn no_ring(error: &io::Error) {
         tracing::warn!(%error, "no io_uring here; sockets are asked whether they are ready instead");
     });
 }
+
+/// Whether the socket was only not ready.
+fn may_retry(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use super::low_water;
 use super::pace::{By, Pace};
 use super::pages::{Pages, send_head};
-use super::{Mover, POLL_CALLS_MAX, POLL_LEN_MAX, SLICES_MAX, Stop};
+use super::{Mover, POLL_CALLS_MAX, POLL_LEN_MAX, SLICES_MAX, Stop, may_retry};
 use crate::options::SendWay;
 use crate::receive::Receiver;
 use crate::send::Sender;
@@ -151,7 +151,7 @@ impl Mover for Readiness {
         receiver: &mut Receiver,
         events: &mut Vec<LinkEvent>,
     ) -> Poll<Result<(), Stop>> {
-        let (mut bytes, known) = (0, events.len());
+        let mut bytes = 0;
         // What it was set for may have been cancelled.
         self.set_low_water(wake_len(receiver).min(self.low_water));
         for _ in 0..POLL_CALLS_MAX {
@@ -162,6 +162,7 @@ impl Mover for Readiness {
             match self.stream.try_read_vectored(&mut slices[..count]) {
                 Ok(0) => return Poll::Ready(Err(Stop::EndOfStream)),
                 Ok(len) => {
+                    let known = events.len();
                     receiver.filled(len, events).map_err(Stop::Violated)?;
                     bytes += len;
                     if let Some(pace) = &mut self.pace
@@ -198,10 +199,6 @@ impl Mover for Readiness {
 
 fn wake_len(receiver: &Receiver) -> usize {
     if receiver.payload_left() < WAKE_LEN { 1 } else { WAKE_LEN }
-}
-
-fn may_retry(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// Whether the connection is the reason, and not the way to send. The system tells that once: to try again

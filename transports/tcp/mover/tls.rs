@@ -28,7 +28,7 @@ use rustls::{Connection, Error};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
-use super::{Copies, Mover, POLL_CALLS_MAX, POLL_LEN_MAX, SLICES_MAX, Stop};
+use super::{Copies, Mover, POLL_CALLS_MAX, POLL_LEN_MAX, SLICES_MAX, Stop, may_retry};
 use crate::receive::Receiver;
 use crate::send::Sender;
 use crate::tls::violation;
@@ -225,8 +225,4 @@ impl Mover for Records {
     fn copies(&self) -> Copies {
         Copies { sent: Self::COPIES_OUT, landed: Self::COPIES_IN }
     }
-}
-
-fn may_retry(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }

@@ -3,9 +3,10 @@
 use blockwire::transport::{CloseReason, Completion, LinkEvent, Violation};
 use bytes::Bytes;
 
+use super::StripedLink;
 use super::frame::Frame;
 use super::stripes::Use;
-use super::{StripedLink, control_done};
+use crate::send::control_done;
 
 /// What ends a link, found among the events of a stripe.
 #[derive(Debug)]

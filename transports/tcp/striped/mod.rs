@@ -37,8 +37,6 @@ mod split;
 mod stream;
 mod stripes;
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -48,7 +46,6 @@ use blockwire::transport::{
     Capabilities, CloseReason, Completion, Link, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
     RegionKey, RegisterError,
 };
-use tokio::time::{Sleep, sleep};
 use uuid::Uuid;
 
 pub(crate) use dial::{assemble, connect};
@@ -60,8 +57,10 @@ use self::land::Lands;
 use self::order::{Inbox, Outbox};
 use self::stream::Streams;
 use self::stripes::{Stripes, Use};
-use crate::link::{TcpLink, control_refusal};
+use crate::link::TcpLink;
 use crate::options::TcpOptions;
+use crate::send::control_done;
+use crate::stage::Stage;
 
 /// Bytes after which a poll leaves the other stripes to the next one, so that a link of many does not
 /// keep the driver from other links for longer than a plain one does.
@@ -93,17 +92,6 @@ pub(crate) struct StripedLink {
     stats: Arc<TransferStats>,
     flush_timeout: Duration,
     linger_timeout: Duration,
-}
-
-/// How far the end has come.
-#[derive(Debug)]
-enum Stage {
-    Open,
-    /// Sending what was accepted.
-    Flushing(Option<Pin<Box<Sleep>>>),
-    /// All is sent; the peer ends when it has read it.
-    Lingering(Pin<Box<Sleep>>),
-    Closed(CloseReason),
 }
 
 impl StripedLink {
@@ -139,18 +127,11 @@ impl StripedLink {
     }
 
     fn refusal(&self, op: &Op) -> Option<OpError> {
-        match (&self.stage, op) {
-            (Stage::Closed(reason), _) => Some(OpError::Closed(reason.clone())),
-            (Stage::Flushing(_) | Stage::Lingering(_), _) => {
-                Some(OpError::Closed(CloseReason::Local))
-            }
-            (Stage::Open, Op::Control(frame)) => control_refusal(frame),
-            (Stage::Open, Op::Get { .. }) => Some(OpError::Unsupported("get")),
-            (Stage::Open, Op::Land { tag, .. }) if !self.lands.rises(*tag) => {
-                Some(OpError::TagReused(*tag))
-            }
-            (Stage::Open, Op::Stream { .. } | Op::Land { .. }) => None,
-        }
+        let reused = |op: &Op| match op {
+            Op::Land { tag, .. } if !self.lands.rises(*tag) => Some(OpError::TagReused(*tag)),
+            _ => None,
+        };
+        self.stage.refusal(op).or_else(|| reused(op))
     }
 
     /// Says something to the other end, in order. After FINISH nothing is said.
@@ -233,11 +214,7 @@ impl StripedLink {
 
     /// Ends the link: every operation completes, then `Closed`.
     fn end(&mut self, reason: CloseReason, events: &mut Vec<LinkEvent>) {
-        let reason = match (&self.stage, reason) {
-            (_, violated @ CloseReason::Violated(_)) => violated,
-            (Stage::Open, reason) => reason,
-            _ => CloseReason::Local,
-        };
+        let reason = self.stage.end(reason);
         let error = OpError::Closed(reason.clone());
         self.lands.end_all(&error, &mut self.stripes);
         for stripe in 0..self.stripes.count() {
@@ -256,18 +233,10 @@ impl StripedLink {
 
     /// Goes on with an orderly end; ready when it has come.
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if let Stage::Flushing(deadline) = &mut self.stage {
-            if !self.outbox.is_written() {
-                let timeout = self.flush_timeout;
-                let deadline = deadline.get_or_insert_with(|| Box::pin(sleep(timeout)));
-                return deadline.as_mut().poll(cx);
-            }
-            self.stage = Stage::Lingering(Box::pin(sleep(self.linger_timeout)));
+        if matches!(self.stage, Stage::Flushing(_)) && self.outbox.is_written() {
+            self.stage.linger(self.linger_timeout);
         }
-        match &mut self.stage {
-            Stage::Lingering(deadline) => deadline.as_mut().poll(cx),
-            _ => Poll::Pending,
-        }
+        self.stage.poll_overdue(cx, self.flush_timeout)
     }
 
     /// Makes progress; whether more can be done at once.
@@ -386,8 +355,4 @@ pub(crate) fn examples() -> Vec<(&'static str, Vec<u8>)> {
     let frames = frame::examples().map(|(name, frame)| (name, frame.encode().to_vec()));
     let digest = ("digest of parts with the digests 1 and 2", split::digest(&[1, 2]));
     frames.into_iter().chain([(digest.0, digest.1.to_le_bytes().to_vec())]).collect()
-}
-
-fn control_done(op: OpId, outcome: Result<u64, OpError>) -> LinkEvent {
-    LinkEvent::Completed(Completion { op, memory: OpMemory::None, outcome })
 }

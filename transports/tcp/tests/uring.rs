@@ -125,9 +125,7 @@ fn a_stream_that_is_cancelled_ends_on_a_whole_frame() {
 /// A link is dropped while the kernel has memory both ways.
 #[test]
 fn a_dropped_link_waits_for_the_kernel() {
-    let Some((mut options, _one)) = options() else { return };
-    // The kernel is to be done with some of the payload before the peer reads.
-    options.unsent_len_max = None;
+    let Some((options, _one)) = options() else { return };
     run(async {
         let (mut socket, mut link) = ringed(options).await;
         let pool = pool(4096);
