@@ -1,5 +1,6 @@
 //! Nodes that belong together, and the accounts that must balance when their work is done.
 
+use std::iter;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -176,6 +177,11 @@ impl Cluster {
     /// Waits until no node has a request, a block, a descriptor or a thread more than at the start.
     pub(crate) fn settle(&self) {
         self.start.settle(self.nodes());
+    }
+
+    /// Waits as [`settle`](Self::settle) does for one of the nodes, when another one is dead.
+    pub(crate) fn settle_one(&self, node: &Node) {
+        self.start.settle(iter::once(node));
     }
 
     /// Takes the accounts anew, after a node was replaced.

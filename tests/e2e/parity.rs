@@ -1,7 +1,10 @@
 //! Tokens of three processes equal those of one: C9.
 
+use std::iter;
+
 use serde_json::{Value, json};
 
+use crate::accounts::Accounts;
 use crate::client::{self, Completion};
 use crate::cluster::{Carrier, Cluster, Setup, alone, runtime_dir};
 use crate::keyed;
@@ -34,10 +37,10 @@ pub(crate) fn single_node(setup: &Setup, flags: &[&str], bodies: &[Value]) -> Ve
     let _watchdog = Watchdog::start();
     let dir = runtime_dir();
     let node = Node::start(dir.path(), "single", &setup.node_flags(flags));
-    let free = node.metric("pool_blocks_free");
+    let start = Accounts::take(iter::once(&node));
     let answers = client::ask_all(node.http(), bodies, AT_ONCE);
     let answers: Vec<Completion> = answers.into_iter().map(Result::unwrap).collect();
-    assert_eq!(node.metric("pool_blocks_free"), free);
+    start.settle(iter::once(&node));
     node.stop();
     answers
 }
