@@ -4,7 +4,7 @@
 //! the other end, and whether it has the same [`ClusterKey`]), `link` (one connection's life), `send` and
 //! `receive` (its two halves, which know no socket), `mover` (how bytes go between a socket and the
 //! halves), `ahead` (the only bytes that are read before it is known what they are), `striped` (links of
-//! several connections).
+//! several connections), `credit` (how far a sender may be ahead of its reader).
 //!
 //! ```text
 //! stream:  greeting  [header|body] [header|payload <= 1 MiB] [header|body] [header|payload] ...
@@ -16,9 +16,9 @@
 //! With a cluster key a tag follows every frame (`seal`). Where the address says so, all of it is
 //! encrypted instead (`tls`).
 //!
-//! There are no credits beside the receiver's reservation: it tells a tag when, and only when, it has blocks
-//! for the whole payload, so no more payload is ever under way than there is room for. Control frames that
-//! nobody takes stop the reading, and TCP's window tells the peer.
+//! A receiver tells a tag when, and only when, it has blocks for the whole payload, so no more payload is ever
+//! under way than there is room for. Credits only keep short what a control frame has to wait behind.
+//! Control frames that nobody takes stop the reading, and TCP's window tells the peer.
 //!
 //! Links need a tokio runtime with I/O and time: their readiness and their few timers come from there. The
 //! process has to ignore SIGPIPE, as every Rust program does that keeps its own `main`: `splice` raises it
@@ -28,6 +28,7 @@
 mod address;
 mod ahead;
 mod connect;
+mod credit;
 mod greeting;
 mod key;
 mod link;

@@ -142,6 +142,20 @@ impl TcpLink {
         }))
     }
 
+    /// Passes on what the peer has read, and tells it what was read here; says whether there is more to do.
+    fn exchange_credits(&mut self) -> Result<bool, CloseReason> {
+        let credit = self.receiver.take_credit();
+        if let Some(read) = credit {
+            self.sender.credited(read)?;
+        }
+        let tells = matches!(self.stage, Stage::Open) && self.sender.takes_credit();
+        let news = tells.then(|| self.receiver.news()).flatten();
+        if let Some(read) = news {
+            self.sender.push_credit(read);
+        }
+        Ok(credit.is_some() || news.is_some())
+    }
+
     fn end_of_stream(&mut self) -> CloseReason {
         match self.write_error.take() {
             Some(error) if error.kind() != io::ErrorKind::BrokenPipe => lost(error),
@@ -243,8 +257,10 @@ impl Link for TcpLink {
             Poll::Ready(Err(_)) => Poll::Pending,
             _ => self.poll_receive(cx, events),
         };
-        let more = sent.is_ready() || received.is_ready();
-        let ended = [sent, received].into_iter().find_map(|half| match half {
+        let credits = self.exchange_credits();
+        let more = sent.is_ready() || received.is_ready() || matches!(credits, Ok(true));
+        let halves = [sent, received, Poll::Ready(credits.map(drop))];
+        let ended = halves.into_iter().find_map(|half| match half {
             Poll::Ready(Err(reason)) => Some(reason),
             _ => None,
         });

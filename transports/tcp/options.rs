@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use blockwire::wire::PAYLOAD_LEN_MAX;
 use uuid::Uuid;
 
 use crate::key::ClusterKey;
@@ -48,7 +47,7 @@ pub struct TcpOptions {
     /// Dial and bind addresses of the loopback only, whatever a name resolves to.
     pub loopback_only: bool,
     /// Most payload bytes of one frame: what a control frame may have to wait for. At least 1, at most
-    /// [`PAYLOAD_LEN_MAX`].
+    /// [`PAYLOAD_LEN_MAX`](blockwire::wire::PAYLOAD_LEN_MAX).
     pub payload_len_max: u64,
     /// How bytes pass between sockets and memory.
     pub path: SocketPath,
@@ -92,7 +91,7 @@ impl Default for TcpOptions {
             instance: Uuid::new_v4(),
             cluster_key: None,
             loopback_only: false,
-            payload_len_max: PAYLOAD_LEN_MAX,
+            payload_len_max: 512 << 10,
             path: SocketPath::default(),
             send_way: SendWay::default(),
             digest: true,

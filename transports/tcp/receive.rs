@@ -28,6 +28,7 @@ use blockwire::wire::{FrameError, HEADER_LEN, Header, Kind};
 use bytes::{Bytes, BytesMut};
 
 use crate::ahead::{AHEAD_LEN, Ahead};
+use crate::credit::Taken;
 use crate::seal::{SEAL_LEN, Sealer};
 
 /// Payload bytes of one read: they are digested right after it, while still in the cache.
@@ -42,6 +43,9 @@ pub(crate) struct Receiver {
     posted: TagSet,
     cancelled: TagSet,
     dropped: u64,
+    taken: Taken,
+    /// What the peer said last of what it read.
+    credit: Option<u64>,
     digests: bool,
     sealer: Option<Sealer>,
     /// Rooms are lent: none reaches past the next header.
@@ -82,6 +86,8 @@ enum Came {
     Control(Bytes),
     Payload(StreamTag),
     Dropped,
+    /// So many payload bytes were read by the peer.
+    Credit(u64),
 }
 
 /// A payload on its way in.
@@ -110,6 +116,8 @@ impl Receiver {
             posted: TagSet::default(),
             cancelled: TagSet::default(),
             dropped: 0,
+            taken: Taken::default(),
+            credit: None,
             digests,
             sealer,
             lends,
@@ -283,12 +291,18 @@ impl Receiver {
                 if let Some(sealer) = &mut self.sealer {
                     sealer.begin(head);
                 }
-                if header.kind == Kind::Payload {
-                    check_payload_header(head, &header)?;
-                    self.stage = self.begin_payload(&header)?;
-                    self.ahead.consume(HEADER_LEN);
-                } else {
-                    self.begin_control(&header, events);
+                match header.kind {
+                    Kind::Payload => {
+                        check_bare_header(head, &header)?;
+                        self.stage = self.begin_payload(&header)?;
+                        self.ahead.consume(HEADER_LEN);
+                    }
+                    Kind::Credit => {
+                        check_bare_header(head, &header)?;
+                        self.ahead.consume(HEADER_LEN);
+                        self.came(Came::Credit(header.offset), events);
+                    }
+                    _ => self.begin_control(&header, events),
                 }
                 Ok(true)
             }
@@ -311,6 +325,7 @@ impl Receiver {
                 }
                 *left -= step;
                 let whole = *left == 0;
+                self.taken.read(step as u64);
                 self.ahead.consume(step);
                 if whole {
                     self.came(Came::Dropped, events);
@@ -379,6 +394,7 @@ impl Receiver {
                 }
             }
             Came::Dropped => {}
+            Came::Credit(read) => self.credit = Some(read),
         }
     }
 
@@ -430,6 +446,7 @@ impl Receiver {
         came: usize,
         events: &mut Vec<LinkEvent>,
     ) {
+        self.taken.read(came as u64);
         self.stats.add_landed(came as u64);
         self.stats.add_copied(came as u64 * u64::from(self.copies));
         if left == 0 {
@@ -437,6 +454,16 @@ impl Receiver {
         } else {
             self.stage = Stage::Payload { tag, left };
         }
+    }
+
+    /// What to tell the peer of the payload that was read, if it is time to.
+    pub(crate) fn news(&mut self) -> Option<u64> {
+        self.taken.news()
+    }
+
+    /// What the peer told since the last call of how much it read.
+    pub(crate) fn take_credit(&mut self) -> Option<u64> {
+        self.credit.take()
     }
 
     fn note_dropped(&mut self, tag: StreamTag, len: usize) {
@@ -469,8 +496,8 @@ impl Incoming {
     }
 }
 
-/// Nobody checks a payload header later, so it is checked whole here.
-fn check_payload_header(head: &[u8; HEADER_LEN], header: &Header) -> Result<(), Violation> {
+/// Nobody checks a header without a body later, so it is checked whole here.
+fn check_bare_header(head: &[u8; HEADER_LEN], header: &Header) -> Result<(), Violation> {
     if header.body_len > 0 {
         let found = HEADER_LEN + header.body_len as usize;
         return Err(FrameError::Length { found, expected: HEADER_LEN }.into());

@@ -20,11 +20,13 @@ use std::sync::Arc;
 
 use blockwire::pool::{Cursor, Digest, GatherList, TransferStats};
 use blockwire::transport::{
-    CloseReason, Completion, LinkEvent, OpError, OpId, OpMemory, StreamTag,
+    CloseReason, Completion, LinkEvent, OpError, OpId, OpMemory, StreamTag, Violation,
 };
-use blockwire::wire::{HEADER_LEN, Header};
+use blockwire::wire::{HEADER_LEN, Header, Kind};
 use bytes::{Buf, Bytes};
+use uuid::Uuid;
 
+use crate::credit::Unread;
 use crate::seal::Sealer;
 
 /// Payload bytes of one write: they are digested right after it, while still in the cache.
@@ -39,6 +41,11 @@ pub(crate) struct Sender {
     /// The first one is the frame's.
     streams: VecDeque<Box<Outgoing>>,
     frame: Option<Frame>,
+    unread: Unread,
+    /// No frame may begin: the peer has enough to read.
+    waits_for_credit: bool,
+    /// A credit waits among the control frames.
+    credit_waits: bool,
     sealer: Option<Sealer>,
     /// The tag of the payload frame before, as far as it is not written.
     trailer: Bytes,
@@ -56,7 +63,8 @@ pub(crate) struct Sender {
 /// A control frame that waits.
 #[derive(Debug)]
 struct Queued {
-    op: OpId,
+    /// None where nobody waits for its end: it is the link's own.
+    op: Option<OpId>,
     frame: Bytes,
     /// Its tag, on the heap too, and the number that it is made with.
     seal: Option<(u64, Bytes)>,
@@ -114,6 +122,9 @@ impl Sender {
             control_written: 0,
             streams: VecDeque::new(),
             frame: None,
+            unread: Unread::default(),
+            waits_for_credit: false,
+            credit_waits: false,
             sealer,
             trailer: Bytes::new(),
             payload_len_max,
@@ -130,9 +141,40 @@ impl Sender {
         self.control.is_empty() && self.streams.is_empty() && self.trailer.is_empty()
     }
 
+    /// Whether there is nothing to write now: all is written, or a frame waits for the peer to read.
+    /// `unacknowledged` are bytes that were written and that the peer's system does not have.
+    pub(crate) fn rests(&mut self, unacknowledged: impl FnOnce() -> u64) -> bool {
+        let could_begin = self.frame.is_none() && !self.streams.is_empty();
+        self.waits_for_credit = could_begin && self.unread.is_much(unacknowledged);
+        let waits = self.streams.is_empty() || self.waits_for_credit;
+        waits && self.control.is_empty() && self.trailer.is_empty()
+    }
+
     /// Queues a control frame.
     pub(crate) fn push_control(&mut self, op: OpId, frame: Bytes) {
-        self.control.push_back(Queued { op, frame, seal: None });
+        self.control.push_back(Queued { op: Some(op), frame, seal: None });
+    }
+
+    /// Whether [`push_credit`](Self::push_credit) is possible.
+    pub(crate) fn takes_credit(&self) -> bool {
+        !self.credit_waits
+    }
+
+    /// Queues the news how many payload bytes were read here.
+    pub(crate) fn push_credit(&mut self, read: u64) {
+        let header = Header { offset: read, ..Header::control(Kind::Credit, Uuid::nil(), 0) };
+        let frame = Bytes::copy_from_slice(&header.encode(&[]));
+        self.control.push_back(Queued { op: None, frame, seal: None });
+        self.credit_waits = true;
+    }
+
+    /// The peer has read so many payload bytes.
+    ///
+    /// # Errors
+    /// [`Violation`]: that cannot be.
+    pub(crate) fn credited(&mut self, read: u64) -> Result<(), Violation> {
+        let lent = self.frame.as_ref().filter(|_| self.lent.is_some());
+        self.unread.credited(read, lent.map_or(0, |frame| frame.payload_left))
     }
 
     /// Queues a payload.
@@ -153,7 +195,7 @@ impl Sender {
 
     /// Ends an operation: at once, or when the frame that was begun is out.
     pub(crate) fn cancel(&mut self, op: OpId, events: &mut Vec<LinkEvent>) {
-        if let Some(index) = self.control.iter().position(|queued| queued.op == op) {
+        if let Some(index) = self.control.iter().position(|queued| queued.op == Some(op)) {
             if self.lent.is_some() {
                 self.unwanted.push(op);
             } else if index > 0 || self.control_written == 0 {
@@ -178,7 +220,8 @@ impl Sender {
         self.trailer.clear();
         self.end_streams(reason, events);
         let closed = || Err(OpError::Closed(reason.clone()));
-        events.extend(self.control.drain(..).map(|queued| control_done(queued.op, closed())));
+        let ops = self.control.drain(..).filter_map(|queued| queued.op);
+        events.extend(ops.map(|op| control_done(op, closed())));
     }
 
     fn end_stream(&mut self, index: usize, error: OpError, events: &mut Vec<LinkEvent>) {
@@ -262,7 +305,7 @@ impl Sender {
     }
 
     fn next_frame(&mut self) {
-        if self.frame.is_none() {
+        if self.frame.is_none() && !self.waits_for_credit {
             self.frame = self.streams.front().map(|stream| stream.next_frame(self.payload_len_max));
         }
     }
@@ -346,7 +389,10 @@ impl Sender {
             if self.control_written < queued.len() {
                 break;
             }
-            events.push(control_done(queued.op, Ok(0)));
+            match queued.op {
+                Some(op) => events.push(control_done(op, Ok(0))),
+                None => self.credit_waits = false,
+            }
             self.sealer.iter_mut().for_each(Sealer::skip);
             self.control.pop_front();
             self.control_written = 0;
@@ -365,6 +411,7 @@ impl Sender {
         frame.header_written += of_header;
         let of_payload = (len - of_header).min(frame.payload_left as usize);
         frame.payload_left -= of_payload as u64;
+        self.unread.sent(of_payload as u64);
         stream.wrote(of_payload, self.sealer.as_mut());
         self.stats.add_sent(of_payload as u64);
         self.stats.add_copied(of_payload as u64 * u64::from(self.copies));

@@ -73,7 +73,8 @@ fn control_refusal(frame: &[u8]) -> Option<OpError> {
     }
     let header = frame.first_chunk().and_then(|head| Header::parse(head).ok());
     let delimited = header.is_some_and(|header| {
-        header.kind != Kind::Payload && HEADER_LEN + header.body_len as usize == frame.len()
+        !matches!(header.kind, Kind::Payload | Kind::Credit)
+            && HEADER_LEN + header.body_len as usize == frame.len()
     });
     (!delimited).then_some(OpError::Unsupported("control without a header of its own length"))
 }

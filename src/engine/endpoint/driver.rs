@@ -25,7 +25,7 @@ use crate::transport::{Address, Link, LinkEvent, Listener, Transport};
 /// Requests and link polls a turn, so that no connection starves the thread's others.
 const TURNS_MAX: usize = 64;
 /// Payload bytes of such a turn, for the same reason; the last link poll may go beyond.
-const MOVED_MAX: u64 = 1 << 20;
+const MOVED_MAX: u64 = 512 << 10;
 /// Peers that arrived and were not accepted by the user yet.
 const ARRIVALS_MAX: usize = 64;
 /// Connections of one listener, open or shaking hands.

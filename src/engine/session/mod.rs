@@ -412,7 +412,7 @@ impl Session {
                 let goodbye: body::Goodbye = decode_body(&header, body)?;
                 self.finish(SessionEnd::Goodbye(said(&goodbye.reason)));
             }
-            kind @ (Kind::Hello | Kind::Refuse | Kind::Payload) => {
+            kind @ (Kind::Hello | Kind::Refuse | Kind::Payload | Kind::Credit) => {
                 return Err(SessionViolation::OutOfPlace(kind));
             }
             // A striped link keeps its own frames to itself; other links have none.

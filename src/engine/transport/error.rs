@@ -44,6 +44,14 @@ pub enum Violation {
     /// Shared words that cannot be, as a ring index beyond its ring.
     #[error("shared memory is corrupt: {0}")]
     SharedMemory(&'static str),
+    /// More payload was read than sent.
+    #[error("the peer says that it read {read} payload bytes of {sent}")]
+    Credit {
+        /// What it says.
+        read: u64,
+        /// Payload bytes that were sent.
+        sent: u64,
+    },
     /// A frame between the stripes of a link that cannot be.
     #[error("bad frame of a striped link: {0}")]
     Stripes(&'static str),

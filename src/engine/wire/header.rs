@@ -58,6 +58,8 @@ pub enum Kind {
     Goodbye = 50,
     /// Payload bytes for a tag follow the header.
     Payload = 64,
+    /// Between the ends of a TCP connection: how many payload bytes were read, in the field `offset`.
+    Credit = 65,
     /// Between the ends of a striped link: how the payload of a tag is split.
     Plan = 80,
     /// A part of a payload goes over another stripe.
@@ -83,14 +85,14 @@ pub enum Kind {
 impl Kind {
     fn parse(raw: u16) -> Option<Self> {
         use Kind::{
-            Ack, Atp, Ats, Decline, Fence, Fenced, Finish, Goodbye, Hello, Lost, Message, Over,
-            Payload, Ping, Plan, Pong, Recall, Refuse, Release, Replan, Resume, Rtr, Rts,
+            Ack, Atp, Ats, Credit, Decline, Fence, Fenced, Finish, Goodbye, Hello, Lost, Message,
+            Over, Payload, Ping, Plan, Pong, Recall, Refuse, Release, Replan, Resume, Rtr, Rts,
             Unplanned, Withdraw,
         };
         [
             Hello, Refuse, Rts, Rtr, Atp, Ats, Decline, Withdraw, Release, Recall, Message, Ping,
-            Pong, Goodbye, Payload, Plan, Replan, Over, Unplanned, Lost, Finish, Ack, Resume,
-            Fence, Fenced,
+            Pong, Goodbye, Payload, Credit, Plan, Replan, Over, Unplanned, Lost, Finish, Ack,
+            Resume, Fence, Fenced,
         ]
         .into_iter()
         .find(|kind| *kind as u16 == raw)

@@ -15,6 +15,10 @@ mod pages;
 mod readiness;
 #[cfg(all(feature = "tls", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod tls;
+#[cfg_attr(target_os = "linux", path = "linux/unacknowledged.rs")]
+#[cfg_attr(not(target_os = "linux"), path = "macos/unacknowledged.rs")]
+#[expect(unsafe_code, reason = "no library asks that")]
+mod unacknowledged;
 #[cfg(all(target_os = "linux", feature = "uring"))]
 #[expect(unsafe_code, reason = "the kernel is given addresses")]
 mod uring;
@@ -40,7 +44,7 @@ pub(crate) use self::tls::Records;
 /// the array stays cheap beside the call, and blocks of 2 KiB still make half a megabyte.
 const SLICES_MAX: usize = 256;
 /// Bytes that one direction may move in one poll, so that neither starves the other or other links.
-const POLL_LEN_MAX: usize = 1 << 20;
+const POLL_LEN_MAX: usize = 512 << 10;
 /// System calls of one direction in one poll, for the same reason.
 const POLL_CALLS_MAX: usize = 64;
 

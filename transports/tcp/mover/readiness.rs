@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 use super::low_water;
 use super::pace::{By, Pace};
 use super::pages::{Pages, send_head};
+use super::unacknowledged::unacknowledged;
 use super::{Mover, POLL_CALLS_MAX, POLL_LEN_MAX, SLICES_MAX, Stop, may_retry};
 use crate::options::SendWay;
 use crate::receive::Receiver;
@@ -115,8 +116,8 @@ impl Mover for Readiness {
     ) -> Poll<io::Result<()>> {
         let mut bytes = 0;
         for _ in 0..POLL_CALLS_MAX {
-            if sender.is_idle() {
-                if let Some(pace) = &mut self.pace {
+            if sender.rests(|| unacknowledged(&self.stream)) {
+                if let Some(pace) = self.pace.as_mut().filter(|_| sender.is_idle()) {
                     pace.wait();
                 }
                 return Poll::Pending;

@@ -28,6 +28,7 @@ use rustls::{Connection, Error};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
+use super::unacknowledged::unacknowledged;
 use super::{Copies, Mover, POLL_CALLS_MAX, POLL_LEN_MAX, SLICES_MAX, Stop, may_retry};
 use crate::receive::Receiver;
 use crate::send::Sender;
@@ -89,7 +90,7 @@ impl Records {
 
     /// Makes records of what the sender has, as many as may wait.
     fn encrypt(&mut self, sender: &mut Sender, events: &mut Vec<LinkEvent>) -> io::Result<()> {
-        while !sender.is_idle() {
+        while !sender.rests(|| unacknowledged(&self.socket)) {
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
             let count = sender.plan(&mut slices);
             let len = self.session.writer().write_vectored(&slices[..count])?;

@@ -30,6 +30,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::TcpStream;
 
+use super::unacknowledged::unacknowledged;
 use super::{Mover, POLL_CALLS_MAX, POLL_LEN_MAX, SLICES_MAX, Stop};
 use crate::receive::Receiver;
 use crate::send::Sender;
@@ -262,7 +263,7 @@ impl Mover for Uring {
         let mut bytes = 0;
         for _ in 0..POLL_CALLS_MAX {
             if self.send.state == State::Idle {
-                if sender.is_idle() {
+                if sender.rests(|| unacknowledged(&self.socket)) {
                     return Poll::Pending;
                 }
                 let mut slices = [IoSlice::new(&[]); SLICES_MAX];

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use blockwire::transport::{OpError, OpId};
@@ -23,10 +23,11 @@ enum Frame {
     Payload { tag: u64, len: u64 },
 }
 
-/// Reads until the last frame, on a thread of its own.
+/// Reads until the last frame, on a thread of its own, and tells how much it has read.
 fn read_all(mut from: TcpStream) -> std::thread::JoinHandle<Vec<Frame>> {
     std::thread::spawn(move || {
         let (mut frames, mut head, mut rest) = (Vec::new(), [0; HEADER_LEN], Vec::new());
+        let mut payload = 0;
         loop {
             from.read_exact(&mut head).unwrap();
             let header = Header::parse(&head).unwrap();
@@ -34,7 +35,11 @@ fn read_all(mut from: TcpStream) -> std::thread::JoinHandle<Vec<Frame>> {
             rest.resize(len as usize, 0);
             from.read_exact(&mut rest).unwrap();
             match header.kind {
-                Kind::Payload => frames.push(Frame::Payload { tag: header.tag, len }),
+                Kind::Payload => {
+                    frames.push(Frame::Payload { tag: header.tag, len });
+                    payload += len;
+                    from.write_all(&credit(payload)).unwrap();
+                }
                 _ if rest.windows(LAST.len()).any(|window| window == LAST) => return frames,
                 _ => frames.push(Frame::Control),
             }

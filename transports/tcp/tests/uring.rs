@@ -113,7 +113,7 @@ fn a_stream_that_is_cancelled_ends_on_a_whole_frame() {
                 rest = after;
                 continue;
             }
-            let len = (bytes.len() - offset).min(1 << 20);
+            let len = (bytes.len() - offset).min(TcpOptions::default().payload_len_max as usize);
             let frame = payload_frame(1, offset as u64, &bytes[offset..offset + len]);
             rest = rest.strip_prefix(&frame[..]).expect("a whole frame of the stream's bytes");
             offset += len;
