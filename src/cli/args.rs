@@ -131,7 +131,8 @@ Examples:
   BLOCKWIRE_CLUSTER_KEY may hold the key instead. The key authenticates, it does not encrypt; for that,
   write ?tls=key behind every tcp address: 'tcp://HOST:PORT?tls=key'.
   A peer's address may say how it is dialled: 'tcp://HOST:PORT?bind=eth0' from an interface or an own address,
-  'tcp://HOST:PORT?stripes=4' over four connections, '...?stripes=2&bind=eth0&bind=eth1' over two interfaces.")]
+  'tcp://HOST:PORT?stripes=4' over four connections, '...?stripes=2&bind=eth0&bind=eth1' over two interfaces.
+  On Linux, '...?io=uring' lets the kernel make this side's transfers.")]
 pub(crate) struct ServeArgs {
     /// What this process is.
     #[arg(long, value_enum, default_value = "single")]

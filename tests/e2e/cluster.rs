@@ -23,6 +23,8 @@ pub(crate) enum Carrier {
     Tls,
     /// Links of four connections.
     Stripes,
+    /// The kernel makes the transfers, on both sides.
+    Uring,
 }
 
 impl Carrier {
@@ -33,15 +35,16 @@ impl Carrier {
             Self::Tcp4 | Self::Stripes => "tcp://127.0.0.1:0".to_owned(),
             Self::Tcp6 => "tcp://[::1]:0".to_owned(),
             Self::Tls => "tcp://127.0.0.1:0?tls=key".to_owned(),
+            Self::Uring => "tcp://127.0.0.1:0?io=uring".to_owned(),
         }
     }
 
     /// How peers dial a node that listens on `address`.
     fn dial(self, address: &str) -> String {
-        if self == Self::Stripes {
-            format!("{address}?stripes={STRIPES}")
-        } else {
-            address.to_owned()
+        match self {
+            Self::Stripes => format!("{address}?stripes={STRIPES}"),
+            Self::Uring => format!("{address}?io=uring"),
+            Self::Shm | Self::Tcp4 | Self::Tcp6 | Self::Tls => address.to_owned(),
         }
     }
 
@@ -54,7 +57,7 @@ impl Carrier {
     pub(crate) fn declared_copies(self) -> u64 {
         match self {
             Self::Shm => 1,
-            Self::Tcp4 | Self::Tcp6 | Self::Stripes => 0,
+            Self::Tcp4 | Self::Tcp6 | Self::Stripes | Self::Uring => 0,
             Self::Tls => 3,
         }
     }

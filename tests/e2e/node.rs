@@ -128,6 +128,13 @@ impl Node {
         Resources { descriptors: count("fd"), threads: count("task") }
     }
 
+    /// Whether a descriptor of the node is of this kind, as `/proc` names it.
+    pub(crate) fn has_open(&self, kind: &str) -> bool {
+        let descriptors = fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
+        let mut links = descriptors.filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
+        links.any(|link| link.as_os_str() == kind)
+    }
+
     /// Whether the process runs.
     pub(crate) fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))

@@ -82,7 +82,8 @@ fn all(_length: usize, _drawn: bool, _stream: bool) -> bool {
 
 /// Short prompts in every form over every carrier. A prompt of 1,700 tokens takes a core a quarter of
 /// a minute: its forms, and those of the 545, are spread over the carriers so that each form is asked
-/// once; over TLS it is half of the short ones. Over stripes, one prompt goes in one part and one in several.
+/// once; over TLS it is half of the short ones. Over stripes, one prompt goes in one part and one in several, and
+/// over rings it is one prompt of either kind.
 /// `BLOCKWIRE_E2E=full` asks all over all.
 fn smollm2_chosen(carrier: Carrier, length: usize, drawn: bool, stream: bool) -> bool {
     if std::env::var("BLOCKWIRE_E2E").is_ok_and(|extent| extent == "full") {
@@ -90,6 +91,9 @@ fn smollm2_chosen(carrier: Carrier, length: usize, drawn: bool, stream: bool) ->
     }
     if carrier == Carrier::Stripes {
         return length == 17 || (length, drawn, stream) == (545, true, false);
+    }
+    if carrier == Carrier::Uring {
+        return length == 16 || (length, drawn, stream) == (545, false, true);
     }
     if length < 545 {
         return carrier != Carrier::Tls || drawn == stream;
@@ -168,6 +172,23 @@ fn nodes_with_unequal_blocks_and_layouts_equal_one_over_tls() {
 #[test]
 fn three_processes_equal_one_over_several_connections() {
     smollm2_over(Setup::new(Model::SmolLm2, Carrier::Stripes));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn three_processes_equal_one_over_io_uring() {
+    let (expected, setup) = (smollm2_expected(), Setup::new(Model::SmolLm2, Carrier::Uring));
+    let cluster = Cluster::start(setup);
+    let nodes = [&cluster.prefill[0], &cluster.decode];
+    if nodes.iter().any(|node| node.log().contains("no io_uring here")) {
+        return println!("SKIPPED: this system has no io_uring");
+    }
+    for node in nodes {
+        assert!(node.has_open("anon_inode:[io_uring]"), "{} goes another way", node.role);
+    }
+    let chosen = |length, drawn, stream| smollm2_chosen(Carrier::Uring, length, drawn, stream);
+    assert_parity(&cluster, &requests(Model::SmolLm2), expected, chosen);
+    cluster.finish();
 }
 
 #[test]

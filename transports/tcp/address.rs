@@ -3,7 +3,8 @@
 //!
 //! `?stripes=4` asks for a link of four connections, `?bind=eth0` says where connections start from. It may
 //! stand several times: then the stripes take turns. Not with commas between the places, because lists of
-//! addresses have commas between the addresses.
+//! addresses have commas between the addresses. `?io=uring` says how this side's bytes pass between socket and
+//! memory; the peer sees nothing of it.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,6 +13,7 @@ use blockwire::transport::Address;
 
 use crate::SCHEME;
 use crate::greeting::STRIPES_MAX;
+use crate::options::SocketPath;
 
 /// What is wrong with an address.
 type Reason = Cow<'static, str>;
@@ -29,6 +31,8 @@ pub(crate) struct Target {
     pub(crate) stripes: Option<u16>,
     /// `?tls=key`: the connection is encrypted, and bound to the cluster key.
     pub(crate) tls: bool,
+    /// `?io=`: how bytes pass between socket and memory, where somebody said so.
+    pub(crate) path: Option<SocketPath>,
 }
 
 /// This end of a connection that is dialled.
@@ -102,9 +106,13 @@ impl Target {
             None => split_plain(place)?,
         };
         let (host, port) = (host.to_owned(), parse_port(port)?);
-        let mut target = Self { host, port, sources: Vec::new(), stripes: None, tls: false };
+        let (sources, stripes, tls, path) = (Vec::new(), None, false, None);
+        let mut target = Self { host, port, sources, stripes, tls, path };
         for pair in query.into_iter().flat_map(|query| query.split('&')) {
             target.take(pair)?;
+        }
+        if target.tls && target.path == Some(SocketPath::Uring) {
+            return Err("with `tls=key` there is only `io=readiness`".into());
         }
         Ok(target)
     }
@@ -122,8 +130,10 @@ impl Target {
             "tls" => {
                 return Err(format!("`tls={value}` is not known here, only `tls=key` is").into());
             }
+            "io" if self.path.is_some() => return Err("`io` stands twice".into()),
+            "io" => self.path = Some(parse_path(value)?),
             _ => {
-                let known = "only `bind`, `stripes` and `tls` are";
+                let known = "only `bind`, `stripes`, `tls` and `io` are";
                 return Err(format!("`{key}` is not known here, {known}").into());
             }
         }
@@ -182,6 +192,14 @@ fn parse_port(text: &str) -> Result<u16, Reason> {
     text.parse().map_err(|_too_large| "the port is larger than 65535".into())
 }
 
+fn parse_path(text: &str) -> Result<SocketPath, Reason> {
+    match text {
+        "uring" => Ok(SocketPath::Uring),
+        "readiness" => Ok(SocketPath::Readiness),
+        _ => Err(format!("`io={text}` is not known here, `uring` and `readiness` are").into()),
+    }
+}
+
 fn parse_stripes(text: &str) -> Result<u16, Reason> {
     let number = text.parse().ok().filter(|stripes| (1..=STRIPES_MAX).contains(stripes));
     number.ok_or_else(|| format!("`stripes={text}`: a link has 1 to {STRIPES_MAX} stripes").into())
@@ -237,6 +255,19 @@ mod tests {
     }
 
     #[test]
+    fn a_query_says_how_bytes_pass_on_this_side() {
+        for (text, path) in [
+            ("", None),
+            ("?io=uring", Some(SocketPath::Uring)),
+            ("?tls=key&io=readiness", Some(SocketPath::Readiness)),
+        ] {
+            let address = format!("tcp://host:80{text}").parse().unwrap();
+            assert_eq!(Target::to_dial(&address).unwrap().path, path, "{text}");
+            assert_eq!(Target::to_listen(&address).unwrap().path, path, "{text}");
+        }
+    }
+
+    #[test]
     fn stripes_take_turns_between_the_places_that_they_start_from() {
         let target = parse("tcp://host:80?stripes=3&bind=eth0&bind=10.0.0.2").unwrap();
         assert_eq!(target.stripes, Some(3));
@@ -280,6 +311,9 @@ mod tests {
             ("tcp://host:80?tls=", "only `tls=key`"),
             ("tcp://host:80?tls=on", "only `tls=key`"),
             ("tcp://host:80?tls=key&tls=key", "`tls` stands twice"),
+            ("tcp://host:80?io=epoll", "`uring` and `readiness` are"),
+            ("tcp://host:80?io=uring&io=readiness", "`io` stands twice"),
+            ("tcp://host:80?tls=key&io=uring", "only `io=readiness`"),
             ("tcp://host:80?stripes=2&bind=a,b", "neither an interface"),
             ("tcp://host:80?stripes=2&stripes=2", "twice"),
             ("tcp://host:80?stripes=0", "1 to 16"),

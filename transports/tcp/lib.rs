@@ -124,10 +124,11 @@ impl Transport for TcpTransport {
     }
 
     fn connect(&self, address: &Address) -> LocalFuture<Result<Box<dyn Link>, ConnectError>> {
-        let (options, address) = (self.options.clone(), address.clone());
+        let (mut options, address) = (self.options.clone(), address.clone());
         Box::pin(async move {
             let refuse = |reason| ConnectError::Address { address: address.clone(), reason };
             let target = Target::to_dial(&address).map_err(refuse)?;
+            options.path = target.path.unwrap_or(options.path);
             let tls = target.tls.then(|| Tls::dialler(&options)).transpose().map_err(refuse)?;
             let dialler = Dialler { options: &options, address: &address, target: &target, tls };
             if target.stripes() > 1 {
@@ -145,7 +146,7 @@ impl Transport for TcpTransport {
 
     fn listen(&self, address: &Address) -> LocalFuture<Result<Box<dyn Listener>, ListenError>> {
         let (options, address) = (self.options.clone(), address.clone());
-        Box::pin(async move { listen(&options, &address).await })
+        Box::pin(async move { listen(options, &address).await })
     }
 }
 
@@ -168,14 +169,18 @@ impl Dialler<'_> {
 }
 
 /// Binds the first address of the name that can be bound.
-async fn listen(options: &TcpOptions, address: &Address) -> Result<Box<dyn Listener>, ListenError> {
+async fn listen(
+    mut options: TcpOptions,
+    address: &Address,
+) -> Result<Box<dyn Listener>, ListenError> {
     let refuse = |reason| ListenError::Address { address: address.clone(), reason };
     let system = |source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => ListenError::InUse { address: address.clone() },
         _ => ListenError::System { address: address.clone(), source },
     };
     let target = Target::to_listen(address).map_err(refuse)?;
-    let tls = target.tls.then(|| Tls::acceptor(options)).transpose().map_err(refuse)?;
+    options.path = target.path.unwrap_or(options.path);
+    let tls = target.tls.then(|| Tls::acceptor(&options)).transpose().map_err(refuse)?;
     let found = lookup_host((target.host.as_str(), target.port)).await.map_err(system)?;
     let mut error = None;
     for at in found {
@@ -183,9 +188,9 @@ async fn listen(options: &TcpOptions, address: &Address) -> Result<Box<dyn Liste
             error.get_or_insert_with(|| refuse(PLACEHOLDER.into()));
             continue;
         }
-        match socket::listen(at, options) {
+        match socket::listen(at, &options) {
             Ok(bound) => {
-                let listener = TcpLinkListener::new(bound, tls, options.clone()).map_err(system)?;
+                let listener = TcpLinkListener::new(bound, tls, options).map_err(system)?;
                 return Ok(Box::new(listener));
             }
             Err(refused) => error = Some(system(refused)),

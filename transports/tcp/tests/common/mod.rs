@@ -189,13 +189,13 @@ pub(crate) fn payload_frame(tag: u64, offset: u64, payload: &[u8]) -> Vec<u8> {
 
 const ORDER: PayloadOrder = PayloadOrder { block_tokens: 16 };
 
-/// A pool whose payload falls into many extents.
 /// The frame by which a peer tells how many payload bytes it has read.
 pub(crate) fn credit(read: u64) -> [u8; HEADER_LEN] {
     let header = Header::control(Kind::Credit, Uuid::nil(), 0);
     Header { offset: read, ..header }.encode(&[])
 }
 
+/// A pool whose payload falls into many extents.
 pub(crate) fn pool(blocks: usize) -> BlockPool {
     let spec = KvSpec::uniform(16, 4, 2, 64, Dtype::F16);
     let options = PoolOptions { layout: Layout::LayerMajor, ..PoolOptions::new(spec, blocks) };

@@ -133,7 +133,7 @@ impl Peer {
 
     /// Does the next thing.
     fn act(&mut self, script: &mut Script<'_>) {
-        match script.byte() % 10 {
+        match script.byte() % 11 {
             0..=2 => {
                 let frame = message(&vec![1; usize::from(script.byte()) * 3]);
                 let bytes = self.wrap(&frame);
@@ -164,6 +164,10 @@ impl Peer {
             8 => {
                 let len = usize::from(script.byte());
                 self.send(script.take(len));
+            }
+            9 => {
+                let bytes = self.wrap(&credit(script.number(&[0, 256, 20 * 2048])));
+                self.send(&bytes);
             }
             _ => {
                 let mut answer = [0; 4096];
