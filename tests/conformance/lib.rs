@@ -23,6 +23,7 @@ pub mod frames;
 pub mod get;
 pub mod mixture;
 pub mod moves;
+pub mod mutate;
 pub mod node;
 pub mod payload;
 pub mod refusal;

@@ -10,6 +10,10 @@ use blockwire::clock;
 /// Long enough for some hundred scripts.
 const SECONDS: u64 = 5;
 
+/// Numbers at which arithmetic may go wrong.
+const EDGES: [u64; 8] =
+    [0, 1, u64::MAX, 1 << 63, u32::MAX as u64, 1 << 31, 1 << 40, u16::MAX as u64];
+
 /// Arbitrary bytes, read as decisions.
 #[derive(Debug)]
 pub struct Script<'a> {
@@ -46,8 +50,6 @@ impl<'a> Script<'a> {
 
     /// A number near one that may matter, or any.
     pub fn number(&mut self, known: &[u64]) -> u64 {
-        const EDGES: [u64; 8] =
-            [0, 1, u64::MAX, 1 << 63, u32::MAX as u64, 1 << 31, 1 << 40, u16::MAX as u64];
         let how = self.byte();
         let base = match how {
             0..=159 if !known.is_empty() => known[how as usize % known.len()],
@@ -68,18 +70,32 @@ impl<'a> Script<'a> {
 }
 
 /// Numbers from a seed (xorshift64*, Vigna 2016).
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    /// An index into something of that length.
+    pub(crate) fn below(&mut self, len: usize) -> usize {
+        (self.next() >> 16) as usize % len
+    }
+
+    /// A number at which arithmetic may go wrong, or one beside it.
+    pub(crate) fn edge(&mut self) -> u64 {
+        let base = EDGES[self.below(EDGES.len())];
+        match self.next() >> 60 {
+            near @ 0..=3 => base.wrapping_add(near).wrapping_sub(2),
+            _ => base,
+        }
     }
 
     /// A script of some length.
@@ -94,13 +110,18 @@ impl Random {
 /// # Panics
 /// When `play` does, with the seed's number; and when a variable is no number.
 pub fn play_seeds(play: impl Fn(&[u8])) {
+    play_seeds_for(SECONDS, |seed| play(&Random::new(seed).script()));
+}
+
+/// Plays one seed after the other, for so many seconds where no variable says another number.
+pub(crate) fn play_seeds_for(seconds: u64, play: impl Fn(u64)) {
     if let Some(seed) = number_of("BLOCKWIRE_FUZZ_SEED") {
         return play_seed(seed, &play);
     }
-    let seconds = number_of("BLOCKWIRE_FUZZ_SECONDS");
+    let asked = number_of("BLOCKWIRE_FUZZ_SECONDS");
     // Short runs play the same scripts each time, long ones others.
-    let first = if seconds.is_some() { u64::from(std::process::id()) << 32 } else { 0 };
-    let end = clock::now() + Duration::from_secs(seconds.unwrap_or(SECONDS));
+    let first = if asked.is_some() { u64::from(std::process::id()) << 32 } else { 0 };
+    let end = clock::now() + Duration::from_secs(asked.unwrap_or(seconds));
     let mut seeds = 0;
     while clock::now() < end {
         play_seed(first + seeds, &play);
@@ -109,9 +130,9 @@ pub fn play_seeds(play: impl Fn(&[u8])) {
     eprintln!("{seeds} scripts from seed {first}");
 }
 
-fn play_seed(seed: u64, play: impl Fn(&[u8])) {
+fn play_seed(seed: u64, play: impl Fn(u64)) {
     let playing = Playing(seed);
-    play(&Random::new(seed).script());
+    play(seed);
     drop(playing);
 }
 

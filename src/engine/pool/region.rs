@@ -264,6 +264,7 @@ fn too_large() -> io::Error {
 mod tests {
     use super::*;
 
+    #[cfg_attr(miri, ignore = "it has no shared mappings")]
     #[test]
     fn lengths_round_up_to_whole_pages() {
         for backing in [Backing::Private, Backing::Shared] {
@@ -274,6 +275,7 @@ mod tests {
         assert!(Region::new(usize::MAX, Backing::Private).is_err());
     }
 
+    #[cfg_attr(miri, ignore = "it has no shared mappings")]
     #[cfg(target_os = "linux")]
     #[test]
     fn a_reader_of_shared_pages_cannot_write_or_resize_them() {
@@ -297,6 +299,7 @@ mod tests {
         }
     }
 
+    #[cfg_attr(miri, ignore = "it has no shared mappings")]
     #[test]
     fn every_page_of_a_faulted_region_is_there_and_readers_see_it() {
         // More than one step, and not whole huge pages.

@@ -32,7 +32,9 @@ impl Mapping {
     /// Zeroed pages of this process.
     pub(crate) fn private(len: usize) -> io::Result<Self> {
         Self::new(len, |at, fixed| {
-            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | fixed;
+            // An interpreter of this code knows private pages, and no more of them than that.
+            let lazily = if cfg!(miri) { MapFlags::empty() } else { MapFlags::NORESERVE };
+            let flags = MapFlags::PRIVATE | lazily | fixed;
             // SAFETY: `new` gives an address of its own, or leaves the choice to the kernel.
             unsafe { mmap_anonymous(at, len, ProtFlags::READ | ProtFlags::WRITE, flags) }
         })

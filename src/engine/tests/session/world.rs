@@ -1,10 +1,10 @@
-//! Two sessions over a link that this test plays: random steps, and what must always hold.
+//! Two sessions, their pools, and the link between them that steps play.
 //!
 //! Control frames wait in two queues, operations wait until a step completes them, users offer, accept,
 //! withdraw, abandon, commit, recall and release at any moment, and the link may die. After every step
 //! all free blocks of the sender are overwritten, so that a block which is freed while a peer may still
 //! read it shows.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test binary uses its part")]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -17,24 +17,22 @@ use blockwire::pool::{
 };
 use blockwire::session::{
     Action, DeclineCode, HandoffKey, Identity, Landed, Notice, OfferPayload, PoolAccess, Session,
-    SessionEnd, Timing,
+    Timing,
 };
 use blockwire::transport::{
     Capabilities, CloseReason, Completion, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
     RegionKey, StreamTag,
 };
-use blockwire::wire::{Header, Kind, body, encode_frame};
 use bytes::Bytes;
-use proptest::prelude::*;
 use uuid::Uuid;
 
-const SENDER: usize = 0;
-const RECEIVER: usize = 1;
+pub const SENDER: usize = 0;
+pub const RECEIVER: usize = 1;
 const TOKENS: usize = 7;
 const OVERWRITTEN: u8 = 0xee;
 
 /// Recalls are due long before silence counts.
-fn timing() -> Timing {
+pub fn timing() -> Timing {
     Timing { recall_max: Duration::from_secs(1), ..Timing::default() }
 }
 
@@ -44,7 +42,7 @@ fn pool() -> BlockPool {
 
 /// How the payload comes to the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub enum Way {
     Push,
     /// Pushed, and read from the sender's blocks when it arrives.
     Lingering,
@@ -55,38 +53,38 @@ enum Way {
 
 /// What a user knows of a handoff.
 #[derive(Debug, Default)]
-struct Known {
-    offered: bool,
-    sender_ended: u32,
-    receiver_ended: u32,
-    at_receiver: bool,
-    accepted: bool,
-    landed: Option<Landed>,
+pub struct Known {
+    pub offered: bool,
+    pub sender_ended: u32,
+    pub receiver_ended: u32,
+    pub at_receiver: bool,
+    pub accepted: bool,
+    pub landed: Option<Landed>,
     /// What was committed and is read in place.
-    adopted: Option<KvSequence>,
-    committed: bool,
+    pub adopted: Option<KvSequence>,
+    pub committed: bool,
 }
 
 /// What is on its way to a side.
-enum Wire {
+pub enum Wire {
     Frame(Bytes),
     /// Payload that still lies in the sender's blocks, whole or broken off.
     Payload(StreamTag, Vec<Extent>, bool),
 }
 
-struct World {
-    way: Way,
-    pools: [BlockPool; 2],
-    sessions: [Session; 2],
-    wires: [VecDeque<Wire>; 2],
-    ops: [Vec<(OpId, Op, bool)>; 2],
-    next_op: u64,
-    dead: bool,
-    known: BTreeMap<u32, Known>,
+pub struct World {
+    pub way: Way,
+    pub pools: [BlockPool; 2],
+    pub sessions: [Session; 2],
+    pub wires: [VecDeque<Wire>; 2],
+    pub ops: [Vec<(OpId, Op, bool)>; 2],
+    pub next_op: u64,
+    pub dead: bool,
+    pub known: BTreeMap<u32, Known>,
 }
 
 impl World {
-    fn new(way: Way) -> Self {
+    pub fn new(way: Way) -> Self {
         let pools = [pool(), pool()];
         let pushes = matches!(way, Way::Push | Way::Lingering);
         let capabilities = Capabilities {
@@ -113,7 +111,7 @@ impl World {
         world
     }
 
-    fn key(epoch: u32) -> HandoffKey {
+    pub fn key(epoch: u32) -> HandoffKey {
         // A request for each: an epoch of one request would replace its elders.
         HandoffKey { request: Uuid::from_u128(u128::from(epoch)), epoch: 1 }
     }
@@ -123,7 +121,7 @@ impl World {
         (number % 200) as u8
     }
 
-    fn offer(&mut self, number: u32) {
+    pub fn offer(&mut self, number: u32) {
         let Ok(mut blocks) = self.pools[SENDER].try_reserve(2) else { return };
         blocks.iter_mut().for_each(|block| block.fill(Self::pattern(number)));
         let blocks = blocks.into_iter().map(ReservedBlock::seal).collect();
@@ -136,7 +134,7 @@ impl World {
         }
     }
 
-    fn accept(&mut self, number: u32) {
+    pub fn accept(&mut self, number: u32) {
         let known = self.known.get_mut(&number).unwrap();
         if !known.at_receiver || known.accepted || known.receiver_ended > 0 {
             return;
@@ -152,7 +150,7 @@ impl World {
         }
     }
 
-    fn withdraw(&mut self, number: u32) {
+    pub fn withdraw(&mut self, number: u32) {
         let known = self.known.get_mut(&number).unwrap();
         if known.sender_ended == 0 {
             known.sender_ended += 1;
@@ -175,7 +173,7 @@ impl World {
         }
     }
 
-    fn commit(&mut self, number: u32) {
+    pub fn commit(&mut self, number: u32) {
         let known = self.known.get_mut(&number).unwrap();
         let Some(Landed { adopted, blocks }) = known.landed.take() else { return };
         if self.sessions[RECEIVER].commit(Self::key(number)) {
@@ -211,14 +209,14 @@ impl World {
     }
 
     /// The receiver needs an adopted sequence no more.
-    fn release(&mut self, number: u32) {
+    pub fn release(&mut self, number: u32) {
         if self.known.get_mut(&number).unwrap().adopted.take().is_some() {
             self.sessions[RECEIVER].release(Self::key(number));
         }
     }
 
     /// Delivers what is next to a side.
-    fn deliver(&mut self, side: usize) {
+    pub fn deliver(&mut self, side: usize) {
         match self.wires[side].pop_front() {
             Some(Wire::Frame(frame)) => {
                 self.sessions[side].handle_event(LinkEvent::Received(frame), clock::now());
@@ -235,7 +233,7 @@ impl World {
     }
 
     /// Completes one waiting operation; `as_cancelled` is what becomes of a cancelled one.
-    fn complete(&mut self, side: usize, index: usize, as_cancelled: bool) {
+    pub fn complete(&mut self, side: usize, index: usize, as_cancelled: bool) {
         if self.ops[side].is_empty() {
             return;
         }
@@ -300,7 +298,7 @@ impl World {
     }
 
     /// The link dies: every operation completes, then both sides hear of the end.
-    fn die(&mut self) {
+    pub fn die(&mut self) {
         self.dead = true;
         self.wires = Default::default();
         for side in [SENDER, RECEIVER] {
@@ -314,7 +312,7 @@ impl World {
     }
 
     /// Does what the sessions want, hears what they say, overwrites what the sender has freed.
-    fn settle(&mut self) {
+    pub fn settle(&mut self) {
         for side in [SENDER, RECEIVER] {
             while self.sessions[side].work() {}
             while let Some(action) = self.sessions[side].poll_action() {
@@ -404,7 +402,7 @@ impl World {
     }
 
     /// Lets everything that was begun come to its end.
-    fn finish(&mut self) {
+    pub fn finish(&mut self) {
         for round in 0..200 {
             for side in [SENDER, RECEIVER] {
                 self.deliver(side);
@@ -424,7 +422,7 @@ impl World {
         }
     }
 
-    fn check_end(&self) {
+    pub fn check_end(&self) {
         for (number, known) in &self.known {
             assert_eq!(known.sender_ended, 1, "offer {number}: {known:?}");
             assert!(known.receiver_ended <= 1, "offer {number}: {known:?}");
@@ -498,7 +496,7 @@ fn read_extents(pool: &BlockPool, extents: &[Extent]) -> (Vec<u8>, u64) {
 }
 
 /// One step; `number` and `index` choose among what there is.
-fn step(world: &mut World, kind: u8, number: u32, index: usize) {
+pub fn step(world: &mut World, kind: u8, number: u32, index: usize) {
     let offered = !world.known.is_empty();
     let number = if offered { number % world.known.len() as u32 } else { 0 };
     match kind {
@@ -521,146 +519,4 @@ fn step(world: &mut World, kind: u8, number: u32, index: usize) {
         _ => {}
     }
     world.settle();
-}
-
-/// A peer that does not give recalled blocks back loses them, and can tell.
-#[test]
-fn recalled_blocks_that_do_not_come_back_are_taken() {
-    let mut world = World::new(Way::Adopt);
-    world.offer(0);
-    for _ in 0..20 {
-        for side in [SENDER, RECEIVER] {
-            world.settle();
-            world.deliver(side);
-            world.complete(side, 0, true);
-        }
-        world.accept(0);
-        world.commit(0);
-    }
-    let now = clock::now();
-    assert!(world.sessions[SENDER].recall_oldest(now));
-    let due = now + timing().recall_max;
-    let sender = &mut world.sessions[SENDER];
-    sender.handle_time(due - Duration::from_millis(1));
-    assert_eq!((sender.counters().blocks_lent, sender.counters().leases_revoked), (1, 0));
-    assert!(sender.next_deadline().unwrap() <= due);
-    sender.handle_time(due);
-    assert_eq!((sender.counters().blocks_lent, sender.counters().leases_revoked), (0, 1));
-    assert!(!world.known[&0].adopted.as_ref().unwrap().is_intact());
-    // Its release comes too late, and changes nothing.
-    world.release(0);
-    world.finish();
-    assert_eq!(world.sessions[SENDER].counters().late_frames, 1);
-    world.check_end();
-}
-
-/// Words about leases that are over are counted, and nothing else.
-#[test]
-fn late_words_about_leases_are_counted_and_ignored() {
-    let mut world = World::new(Way::Adopt);
-    for kind in [Kind::Release, Kind::Release, Kind::Recall] {
-        let key = World::key(7);
-        let header = Header::control(kind, key.request, key.epoch);
-        let frame = encode_frame(header, &body::Release {}).unwrap();
-        world.sessions[SENDER].handle_event(LinkEvent::Received(frame), clock::now());
-    }
-    assert!(world.sessions[SENDER].end().is_none());
-    assert_eq!(world.sessions[SENDER].counters().late_frames, 3);
-    world.check_end();
-}
-
-#[test]
-fn payload_that_moves_is_a_sign_of_life() {
-    let mut world = World::new(Way::Push);
-    let (session, now, silence) = (&mut world.sessions[SENDER], clock::now(), timing().silence_max);
-    session.handle_traffic(now + silence);
-    session.handle_time(now + silence + silence / 2);
-    assert!(session.end().is_none());
-    session.handle_time(now + silence * 2);
-    assert!(matches!(session.end(), Some(SessionEnd::Silent)));
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
-    #[test]
-    fn every_offer_ends_once_and_every_block_comes_back(
-        way in prop_oneof![
-            Just(Way::Push),
-            Just(Way::Lingering),
-            Just(Way::Pull),
-            Just(Way::Adopt),
-        ],
-        steps in proptest::collection::vec((0u8..15, any::<u32>(), any::<usize>()), 0..120),
-    ) {
-        let mut world = World::new(way);
-        for (kind, number, index) in steps {
-            step(&mut world, kind, number, index);
-        }
-        world.finish();
-        world.check_end();
-    }
-}
-
-/// Blocks that linger are kept for a peer that answers, not for one that talks of other things.
-#[test]
-fn blocks_linger_until_the_ping_is_answered_or_the_peer_is_cut_off() {
-    for answers in [true, false] {
-        let mut world = World::new(Way::Lingering);
-        world.offer(0);
-        world.settle();
-        world.deliver(RECEIVER);
-        world.settle();
-        world.accept(0);
-        world.settle();
-        world.deliver(SENDER);
-        world.settle();
-        world.complete(SENDER, 0, false);
-        world.settle();
-        world.withdraw(0);
-        world.settle();
-        assert_eq!(world.pools[SENDER].accounting().free, 10);
-        assert_eq!(world.sessions[SENDER].counters().offers_in_quarantine, 1);
-        if answers {
-            world.finish();
-            world.check_end();
-            continue;
-        }
-        let header = Header::control(Kind::Pong, Uuid::nil(), 0);
-        let other = encode_frame(header, &body::Ping { nonce: 7 }).unwrap();
-        let (mut now, sender) = (clock::now(), &mut world.sessions[SENDER]);
-        for _ in 0..3 {
-            assert!(sender.end().is_none());
-            sender.handle_event(LinkEvent::Received(other.clone()), now);
-            now += timing().silence_max * 3 / 4;
-            assert!(sender.next_deadline().is_some());
-            sender.handle_time(now);
-        }
-        assert!(matches!(sender.end(), Some(SessionEnd::Silent)), "{:?}", sender.end());
-    }
-}
-
-/// Random steps rarely come so far before the link dies.
-#[test]
-fn what_is_lent_ends_with_the_link() {
-    let mut world = World::new(Way::Adopt);
-    world.offer(0);
-    for round in 0..20 {
-        for side in [SENDER, RECEIVER] {
-            world.deliver(side);
-            world.settle();
-            world.complete(side, round, true);
-            world.settle();
-        }
-        world.accept(0);
-        world.settle();
-        world.commit(0);
-        world.settle();
-    }
-    assert_eq!(world.sessions[SENDER].counters().blocks_lent, 1);
-    world.die();
-    // Looks whether the reader knows.
-    world.settle();
-    assert_eq!(world.pools[SENDER].accounting().free, 12);
-    assert!(world.sessions.iter().all(Session::is_idle));
 }
