@@ -19,7 +19,7 @@ use super::script::{Random, play_seeds_for};
 const PLAY_MAX: Duration = Duration::from_secs(60);
 /// Address space of a process that plays: what a test binary maps for its threads, and room for any honest
 /// input many times over. An input that claims 2^60 elements is far outside.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 const MEMORY_MAX: u64 = 8 << 30;
 /// Seconds of mutations where no variable says another number.
 const SECONDS: u64 = 2;
@@ -190,7 +190,7 @@ impl Drop for Watchdog {
 }
 
 /// Makes an allocation without measure fail, whatever the machine would overcommit.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 fn bound_memory() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -199,7 +199,7 @@ fn bound_memory() {
     setrlimit(Resource::As, Rlimit { current, maximum }).expect("a process may bound itself");
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(any(not(target_os = "linux"), miri))]
 fn bound_memory() {}
 
 #[cfg(test)]

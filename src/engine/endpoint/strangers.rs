@@ -72,10 +72,11 @@ mod tests {
         for _ in 0..SAID_MAX {
             assert_eq!(strangers.next(start), Say::Name { unsaid: 0 });
         }
-        for _ in 0..10_000 {
+        let crowd = if cfg!(miri) { 10 } else { 10_000 };
+        for _ in 0..crowd {
             assert_eq!(strangers.next(start + WINDOW / 2), Say::Nothing);
         }
-        assert_eq!(strangers.next(start + WINDOW), Say::Name { unsaid: 10_000 });
+        assert_eq!(strangers.next(start + WINDOW), Say::Name { unsaid: crowd });
         assert_eq!(strangers.next(start + WINDOW), Say::Name { unsaid: 0 });
     }
 }

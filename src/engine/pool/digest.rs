@@ -219,7 +219,8 @@ mod tests {
     fn every_length_around_the_borders_of_the_algorithm() {
         let all = bytes(4200);
         let borders = [0..600, 960..1100, 2000..2100, 4090..4200];
-        for len in borders.into_iter().flatten() {
+        let step = if cfg!(miri) { 61 } else { 1 };
+        for len in borders.into_iter().flatten().step_by(step) {
             let mut digest = Digest::default();
             digest.update(&all[..len]);
             assert_eq!(digest.value(), xxh3_64(&all[..len]), "{len} bytes");

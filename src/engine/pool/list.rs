@@ -461,7 +461,7 @@ mod tests {
             let blocks = pool.try_reserve(3).unwrap();
             let mut room = ScatterList::new(&pool, blocks, order, 0..11).unwrap();
             let (extents, len) = (room.extents().to_vec(), room.len());
-            for at in 0..=len {
+            for at in (0..=len).step_by(if cfg!(miri) { 37 } else { 1 }) {
                 let (first, second) = room.split(at);
                 assert_eq!((first.len(), second.len()), (at, len - at));
                 let both = [places(first.extents()), places(second.extents())].concat();

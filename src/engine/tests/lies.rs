@@ -76,6 +76,7 @@ fn act(session: &mut Session, next: &mut u64, sent: bool) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it takes a hundred thousand frames")]
 fn a_peer_that_asks_and_never_reads_is_left() {
     for sent in [true, false] {
         let mut session = session(None);

@@ -6,6 +6,7 @@
 //!
 //! [`Lanes`] is what a stripe is made of at one level of the processor; [`pass`] is the loop, written
 //! once. The level is chosen when the process runs. All levels give the same bits.
+//! Miri, which has none of the instructions, runs the plain one.
 //!
 //! Invariants, named by the SAFETY comments of this folder:
 //! - S1: a pass's source is readable over all its stripes. It may change meanwhile.
@@ -14,7 +15,7 @@
 //! - S3: a level's proof exists only where the processor has the level's instructions.
 
 mod portable;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86_64;
 
 use std::ptr;
@@ -106,26 +107,29 @@ pub(super) unsafe fn stream(pass: Pass) {
 
 /// Orders all streaming stores so far before every later store.
 pub(super) fn fence() {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     x86_64::fence();
 }
 
 /// How wide the registers are.
 #[derive(Clone, Copy, Debug)]
 enum Level {
-    #[cfg_attr(target_arch = "x86_64", allow(dead_code, reason = "the model of the tests"))]
+    #[cfg_attr(
+        all(target_arch = "x86_64", not(miri)),
+        allow(dead_code, reason = "the model of the tests")
+    )]
     Portable,
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     Native(x86_64::Level),
 }
 
 impl Level {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     fn best() -> Self {
         Self::Native(x86_64::Level::best())
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     fn best() -> Self {
         Self::Portable
     }
@@ -137,7 +141,7 @@ impl Level {
         unsafe {
             match self {
                 Self::Portable => run(portable::Portable, pass, store, sums),
-                #[cfg(target_arch = "x86_64")]
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
                 Self::Native(level) => level.run(pass, store, sums),
             }
         }
@@ -288,9 +292,9 @@ mod tests {
 
     /// Every level that this processor has.
     fn levels() -> Vec<Level> {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
         let native = x86_64::Level::all().into_iter().map(Level::Native);
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         let native = std::iter::empty();
         std::iter::once(Level::Portable).chain(native).collect()
     }
