@@ -41,6 +41,9 @@ pub enum ChatError {
         /// The template's words.
         reason: String,
     },
+    /// The template asks for more time or memory than a conversation can take.
+    #[error("the conversation takes more of the chat template than it may")]
+    TooMuch,
     /// The template failed while it ran.
     #[error("the chat template failed")]
     Render(#[source] minijinja::Error),
@@ -56,6 +59,9 @@ pub struct ChatTemplate {
 
 /// The template's name inside its environment.
 const NAME: &str = "chat";
+/// What one rendering may cost: steps, and 64 bytes of text for each, so a second and a gigabyte at most. A
+/// conversation of 100 KB takes some 10,000; a template is a stranger's program.
+const FUEL: u64 = 16 << 20;
 /// Marks an error that the template itself raised.
 const RAISED: &str = "raise_exception: ";
 
@@ -68,6 +74,7 @@ impl ChatTemplate {
     /// [`ChatError::Syntax`].
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self, ChatError> {
         let mut environment = Environment::new();
+        environment.set_fuel(Some(FUEL));
         let mut syntax = SyntaxConfig::builder();
         let syntax = syntax.trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(ChatError::Syntax)?);
@@ -86,8 +93,9 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// [`ChatError::Refused`] when the template does not accept the conversation, and
-    /// [`ChatError::Render`] when it fails.
+    /// [`ChatError::Refused`] when the template does not accept the conversation,
+    /// [`ChatError::TooMuch`] when it does not come to an end with it, and [`ChatError::Render`] when it
+    /// fails.
     ///
     /// [`Tokenizer::encode`]: crate::tokenizer::Tokenizer::encode
     pub fn render(
@@ -127,6 +135,9 @@ fn raise_exception(reason: String) -> Result<String, minijinja::Error> {
 }
 
 fn refused_or_failed(error: minijinja::Error) -> ChatError {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return ChatError::TooMuch;
+    }
     match error.detail().and_then(|detail| detail.strip_prefix(RAISED)) {
         Some(reason) => ChatError::Refused { reason: reason.to_owned() },
         None => ChatError::Render(error),
@@ -243,6 +254,26 @@ mod tests {
         assert!(matches!(syntax, ChatError::Syntax(_)));
         let failing = ChatTemplate::new("{{ messages[0].content.nothing() }}", "", "").unwrap();
         assert!(matches!(failing.render(&hello(), true), Err(ChatError::Render(_))));
+    }
+
+    #[test]
+    fn a_template_without_end_or_measure_is_stopped() {
+        for source in [
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "{{ 'a' * 1000000000000 }}",
+            "{% set ns = namespace(s='aa') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}\
+             {% endfor %}",
+            "{{ messages[0].content.replace('', 'a' * 99999).replace('', 'b' * 99999) }}",
+        ] {
+            let template = ChatTemplate::new(source, "", "").unwrap();
+            let error = template.render(&hello(), true).unwrap_err();
+            assert!(matches!(error, ChatError::TooMuch), "{source}: {error:?}");
+        }
+        // A long conversation is none of these.
+        let source = "{% for m in messages %}{{ m.role + m.content.strip() | trim }}{% endfor %}";
+        let long = vec![Message::new("user", "a".repeat(1000)); 8000];
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        assert_eq!(template.render(&long, true).unwrap().len(), 8000 * 1004);
     }
 
     #[test]

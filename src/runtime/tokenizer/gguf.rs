@@ -13,7 +13,7 @@ use tokenizers::{
     decoders, models::bpe, normalizers, pre_tokenizers,
 };
 
-use super::{BuildError, Tokenizer, bytes::Style, invalid};
+use super::{BuildError, Tokenizer, bytes::Style, contained, invalid};
 
 /// Llama 3's split.
 const LLAMA3_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -54,6 +54,10 @@ pub(crate) struct Vocabulary {
 impl Vocabulary {
     /// Builds the tokenizer.
     pub(crate) fn build(&self) -> Result<Tokenizer, BuildError> {
+        contained(BuildError::Invalid, || self.built())
+    }
+
+    fn built(&self) -> Result<Tokenizer, BuildError> {
         let (mut inner, style) = match self.model.as_str() {
             "gpt2" => (self.byte_level()?, Style::ByteLevel),
             "llama" => (self.pieces()?, Style::Pieces { strip: self.add_space_prefix }),

@@ -11,7 +11,11 @@ pub(crate) mod gguf;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 pub use detokenizer::Detokenizer;
 
@@ -52,10 +56,17 @@ struct Shared {
 impl Tokenizer {
     /// The tokenizer of a `tokenizer.json`. `bos` is the token that must begin texts encoded with
     /// `add_special`, `None` when there is none.
+    ///
+    /// What the file says of cutting and padding texts is left out: that is for batches of equal length,
+    /// and a prompt is taken whole or not at all.
     pub(crate) fn from_json(json: &[u8], bos: Option<u32>) -> Result<Self, BuildError> {
-        let inner = tokenizers::Tokenizer::from_bytes(json).map_err(invalid)?;
-        let style = Style::of(&inner)?;
-        Self::new(inner, style, bos)
+        contained(BuildError::Invalid, || {
+            let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(invalid)?;
+            inner.with_truncation(None).map_err(invalid)?;
+            inner.with_padding(None);
+            let style = Style::of(&inner)?;
+            Self::new(inner, style, bos)
+        })
     }
 
     /// Ids of `text`. Special tokens spelled out in the text become their ids.
@@ -67,8 +78,10 @@ impl Tokenizer {
     ///
     /// [`TokenizerError::Encode`].
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
-        let encoding =
-            self.shared.inner.encode_fast(text, add_special).map_err(TokenizerError::Encode)?;
+        let encoding = contained(
+            |reason| TokenizerError::Encode(reason.into()),
+            || self.shared.inner.encode_fast(text, add_special).map_err(TokenizerError::Encode),
+        )?;
         let mut ids = encoding.get_ids().to_vec();
         if let (true, Some(bos)) = (add_special, self.shared.bos) {
             let present = ids.iter().take_while(|id| **id == bos).count();
@@ -130,6 +143,19 @@ impl Tokenizer {
     fn strips_first_space(&self) -> bool {
         self.shared.bytes.style() == Style::Pieces { strip: true }
     }
+}
+
+/// Runs the library on a stranger's data. It panics at some that it did not expect: that is an error like any
+/// other, and nothing of it is kept that could be half done.
+fn contained<T, E>(
+    error: impl FnOnce(String) -> E,
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(error(text.unwrap_or("the tokenizer library panicked").to_owned()))
+    })
 }
 
 fn invalid(error: Box<dyn std::error::Error + Send + Sync>) -> BuildError {

@@ -236,3 +236,26 @@ proptest! {
         prop_assert_eq!(whole, text);
     }
 }
+
+/// What a small checkpoint's `tokenizer.json` says, with cutting at 4 tokens and padding to 16.
+const BOUNDED: &str = include_str!("../tests/fuzz/corpus/tokenizer/bounded");
+
+#[test]
+fn a_tokenizer_json_neither_cuts_nor_pads_a_prompt() {
+    let tokenizer = Tokenizer::from_json(BOUNDED.as_bytes(), None).unwrap();
+    assert_eq!(tokenizer.encode("hihihihihihi", false).unwrap(), [4; 6]);
+    assert_eq!(tokenizer.encode("hi", false).unwrap(), [4]);
+    // Nor does one that would pad to more than there is memory.
+    let padded = BOUNDED.replace(r#"{"Fixed":16}"#, r#"{"Fixed":1000000000000000}"#);
+    assert_ne!(padded, BOUNDED);
+    let tokenizer = Tokenizer::from_json(padded.as_bytes(), None).unwrap();
+    assert_eq!(tokenizer.encode("hi", false).unwrap(), [4]);
+}
+
+#[test]
+fn a_tokenizer_json_that_the_library_panics_at_is_an_error() {
+    let broken = BOUNDED.replace(r#""decoder":{"#, r#""decoder":{,"#);
+    assert_ne!(broken, BOUNDED);
+    let error = Tokenizer::from_json(broken.as_bytes(), None).unwrap_err();
+    assert!(matches!(error, BuildError::Invalid(_)), "{error:?}");
+}

@@ -106,7 +106,9 @@ fn plain(index: usize, message: ChatMessage) -> Result<Message, ApiError> {
 
 fn template_error(error: ChatError) -> ApiError {
     match &error {
-        ChatError::Refused { .. } => ApiError::invalid("messages", error.to_string()),
+        ChatError::Refused { .. } | ChatError::TooMuch => {
+            ApiError::invalid("messages", error.to_string())
+        }
         _ => {
             tracing::error!(error = &error as &dyn std::error::Error, "chat template failed");
             let status = StatusCode::INTERNAL_SERVER_ERROR;
