@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::script::{Random, play_seeds_for};
 
 /// Longest play: far beyond what a slow machine needs for the largest input.
-const PLAY_MAX: Duration = Duration::from_secs(60);
+const PLAY_MAX: Duration = Duration::from_secs(if cfg!(miri) { 600 } else { 60 });
 /// Address space of a process that plays: what a test binary maps for its threads, and room for any honest
 /// input many times over. An input that claims 2^60 elements is far outside.
 #[cfg(all(target_os = "linux", not(miri)))]

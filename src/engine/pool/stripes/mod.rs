@@ -303,6 +303,7 @@ mod tests {
     struct Aligned([u8; 8192]);
 
     proptest! {
+        #[cfg_attr(miri, ignore = "it has one level only")]
         #[test]
         fn every_level_stores_and_digests_what_the_plain_one_does(
             bytes in proptest::collection::vec(any::<u8>(), 8192),

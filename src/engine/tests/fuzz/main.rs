@@ -56,6 +56,7 @@ fn the_scripts_of_a_liar_come_as_far_as_they_say() {
     }
 }
 
+#[cfg_attr(miri, ignore = "the rounds in which all comes to its end take it minutes")]
 #[test]
 fn no_order_of_steps_breaks_a_pair_of_sessions() {
     check_seeds(corpus("session_pair"), &seeds::steps());

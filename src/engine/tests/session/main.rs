@@ -72,7 +72,7 @@ fn payload_that_moves_is_a_sign_of_life() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 3 } else { 300 }))]
+    #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
     fn every_offer_ends_once_and_every_block_comes_back(
