@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 /// The current instant of the monotonic clock.
-#[expect(clippy::disallowed_methods, reason = "this is the clock")]
+///
+/// It is the clock of the runtime that the caller runs on: the system's, or that of a simulation, where
+/// the runtime's is paused.
 pub fn now() -> Instant {
-    Instant::now()
+    tokio::time::Instant::now().into_std()
 }

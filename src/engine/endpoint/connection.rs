@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use super::backlog::Backlog;
 use super::handles::{IncomingHandoff, OutgoingHandoff};
+use super::latch::Latch;
 use crate::pool::TransferStats;
 use crate::session::{
     HandoffKey, Identity, OfferError, OfferPayload, PeerMessage, SessionCounters, SessionEnd,
@@ -27,7 +28,7 @@ pub(super) struct Shared {
     pub(super) traffic: Arc<TransferStats>,
     pub(super) counters: Mutex<SessionCounters>,
     pub(super) requests: mpsc::UnboundedSender<Request>,
-    pub(super) end: watch::Receiver<Option<SessionEnd>>,
+    pub(super) end: Latch<SessionEnd>,
 }
 
 /// What a handle asks of its connection's task.
@@ -151,7 +152,7 @@ impl Connection {
 
     /// Whether the connection is over.
     pub fn is_closed(&self) -> bool {
-        self.0.end.borrow().is_some()
+        self.0.end.is_over()
     }
 
     /// Waits for the end.
@@ -159,14 +160,13 @@ impl Connection {
     /// # Cancel safety
     /// Nothing is lost.
     pub async fn closed(&self) -> SessionEnd {
-        let mut end = self.0.end.clone();
-        let _ = end.wait_for(Option::is_some).await;
+        self.0.end.over().await;
         self.end()
     }
 
     pub(super) fn end(&self) -> SessionEnd {
         // A task that is gone without a word was ended with its endpoint.
-        self.0.end.borrow().clone().unwrap_or(SessionEnd::Local)
+        self.0.end.value().cloned().unwrap_or(SessionEnd::Local)
     }
 
     pub(super) fn request(&self, request: Request) {

@@ -1,18 +1,19 @@
 //! The loop that makes progress: one task a listener, one task a connection.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use super::backlog::Backlog;
 use super::connection::{Connection, Event, Events, Request, Shared};
 use super::handles::{Acceptance, How, IncomingHandoff};
+use super::latch::{Latch, Setter, latch};
 use super::strangers::Strangers;
 use super::{ConnectionError, EndpointOptions, Listening, ListeningError};
 use crate::clock;
@@ -50,10 +51,16 @@ pub(super) async fn run(
     options: Arc<EndpointOptions>,
     mut commands: mpsc::UnboundedReceiver<Command>,
 ) {
-    let (stop, stopped) = watch::channel(false);
+    let (stop, stopped) = latch();
     let mut tasks = JoinSet::new();
     loop {
         tokio::select! {
+            // A fixed order, for simulations. There are no more ends than commands: none can starve.
+            biased;
+            // A panic of one task is that task's end; the others go on.
+            Some(ended) = tasks.join_next() => if let Err(error) = ended {
+                tracing::error!(%error, "a connection's task failed");
+            },
             command = commands.recv() => match command {
                 Some(Command::Connect { address, reply }) => {
                     tasks.spawn_local(connect(options.clone(), address, reply, stopped.clone()));
@@ -63,13 +70,9 @@ pub(super) async fn run(
                 }
                 Some(Command::ShutDown) | None => break,
             },
-            // A panic of one task is that task's end; the others go on.
-            Some(ended) = tasks.join_next() => if let Err(error) = ended {
-                tracing::error!(%error, "a connection's task failed");
-            },
         }
     }
-    let _ = stop.send(true);
+    stop.set(());
     let all_ended = async { while tasks.join_next().await.is_some() {} };
     if tokio::time::timeout(SHUTDOWN_GRACE, all_ended).await.is_err() {
         tracing::warn!("some links did not end in order");
@@ -80,7 +83,7 @@ async fn connect(
     options: Arc<EndpointOptions>,
     address: Address,
     reply: oneshot::Sender<Result<Arrival, ConnectionError>>,
-    stopped: watch::Receiver<bool>,
+    stopped: Latch<()>,
 ) {
     let Some(transport) = transport_for(&options, &address) else {
         let _ = reply.send(Err(ConnectionError::Scheme { address }));
@@ -104,7 +107,7 @@ async fn listen(
     options: Arc<EndpointOptions>,
     address: Address,
     reply: oneshot::Sender<Result<Listening, ListeningError>>,
-    mut stopped: watch::Receiver<bool>,
+    stopped: Latch<()>,
 ) {
     let bound = match transport_for(&options, &address) {
         Some(transport) => transport.listen(&address).await.map_err(ListeningError::from),
@@ -127,6 +130,14 @@ async fn listen(
     let mut strangers = Strangers::new(clock::now());
     loop {
         tokio::select! {
+            // A fixed order, for simulations: two ends of the loop, then ends of tasks, of which there are
+            // no more than links.
+            biased;
+            () = stopped.over() => break,
+            () = arrived.closed() => break,
+            Some(ended) = tasks.join_next() => if let Err(error) = ended {
+                tracing::error!(%error, "a connection's task failed");
+            },
             link = next_link(listener.as_mut(), &mut strangers), if tasks.len() < CONNECTIONS_MAX => {
                 let task = Task::new(&options, link, for_tasks.clone());
                 let arrived = arrived.clone();
@@ -139,11 +150,6 @@ async fn listen(
                     Err(error) => tracing::warn!(%error, "a peer did not get in"),
                 }));
             }
-            Some(ended) = tasks.join_next() => if let Err(error) = ended {
-                tracing::error!(%error, "a connection's task failed");
-            },
-            () = arrived.closed() => break,
-            _ = stopped.wait_for(|stop| *stop) => break,
         }
     }
     drop(listener);
@@ -173,12 +179,12 @@ struct Task {
     requests_in: Option<mpsc::UnboundedSender<Request>>,
     events: Option<mpsc::UnboundedSender<Event>>,
     backlog: Backlog,
-    end: watch::Sender<Option<SessionEnd>>,
+    end: Setter<SessionEnd>,
     stopped: Pin<Box<dyn Future<Output = ()>>>,
     timer: Pin<Box<tokio::time::Sleep>>,
     grace: Option<Pin<Box<tokio::time::Sleep>>>,
-    offers: HashMap<HandoffKey, oneshot::Sender<Result<(), OfferError>>>,
-    landings: HashMap<HandoffKey, oneshot::Sender<Result<Landed, LandError>>>,
+    offers: BTreeMap<HandoffKey, oneshot::Sender<Result<(), OfferError>>>,
+    landings: BTreeMap<HandoffKey, oneshot::Sender<Result<Landed, LandError>>>,
     pressure: Option<Pressure>,
     shared: std::sync::Weak<Shared>,
     link_events: Vec<LinkEvent>,
@@ -187,11 +193,7 @@ struct Task {
 }
 
 impl Task {
-    fn new(
-        options: &EndpointOptions,
-        mut link: Box<dyn Link>,
-        mut stopped: watch::Receiver<bool>,
-    ) -> Self {
+    fn new(options: &EndpointOptions, mut link: Box<dyn Link>, stopped: Latch<()>) -> Self {
         let capabilities = link.capabilities();
         let pool = options.pool.as_ref().filter(|_| capabilities.get.is_some());
         let access = pool.and_then(|pool| {
@@ -205,9 +207,7 @@ impl Task {
         let session = Session::new(identity, capabilities, access, timing, now)
             .with_authenticated(link.authenticated_instance());
         let (requests_in, requests) = mpsc::unbounded_channel();
-        let stopped = async move {
-            let _ = stopped.wait_for(|stop| *stop).await;
-        };
+        let stopped = async move { stopped.over().await };
         Self {
             session,
             peer_address: link.peer(),
@@ -216,12 +216,12 @@ impl Task {
             requests_in: Some(requests_in),
             events: None,
             backlog: Backlog::default(),
-            end: watch::Sender::new(None),
+            end: latch().0,
             stopped: Box::pin(stopped),
             timer: Box::pin(tokio::time::sleep_until(now.into())),
             grace: None,
-            offers: HashMap::new(),
-            landings: HashMap::new(),
+            offers: BTreeMap::new(),
+            landings: BTreeMap::new(),
             pressure: options.pool.as_ref().map(BlockPool::pressure),
             shared: std::sync::Weak::new(),
             link_events: Vec::new(),
@@ -445,7 +445,7 @@ impl Task {
             }
             Notice::Ended(end) => {
                 tracing::debug!(peer = self.peer_address, %end, "connection ended");
-                self.end.send_replace(Some(end.clone()));
+                self.end.set(end.clone());
                 self.events = None;
                 if let Some(arrive) = arrive.take() {
                     let peer = self.peer_address.clone();
@@ -464,7 +464,7 @@ impl Task {
             traffic: self.link.stats().clone(),
             counters: Mutex::default(),
             requests: self.requests_in.take()?,
-            end: self.end.subscribe(),
+            end: self.end.latch(),
         });
         self.shared = Arc::downgrade(&shared);
         let (events, queue) = mpsc::unbounded_channel();

@@ -14,6 +14,7 @@ mod backlog;
 mod connection;
 mod driver;
 mod handles;
+mod latch;
 mod strangers;
 
 use std::future::Future;

@@ -31,7 +31,7 @@ mod identity;
 mod incoming;
 mod outgoing;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,7 @@ use incoming::Incoming;
 use outgoing::{Lent, Outgoing};
 
 /// A handoff on a connection: the request, and which try of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HandoffKey {
     /// The request.
     pub request: Uuid,
@@ -168,12 +168,12 @@ pub struct Session {
     peer_pool: Option<Arc<PeerPool>>,
     timing: Timing,
     phase: Phase,
-    outgoing: HashMap<HandoffKey, Outgoing>,
-    incoming: HashMap<HandoffKey, Incoming>,
+    outgoing: BTreeMap<HandoffKey, Outgoing>,
+    incoming: BTreeMap<HandoffKey, Incoming>,
     /// What the peer adopted, oldest first.
     lent: Vec<Lent>,
     /// What this side adopted.
-    adopted: HashMap<HandoffKey, Weak<Lease>>,
+    adopted: BTreeMap<HandoffKey, Weak<Lease>>,
     last_tag: u64,
     last_fence: u64,
     answers: Answers,
@@ -212,10 +212,10 @@ impl Session {
             peer_pool: None,
             timing,
             phase: Phase::AwaitHello { until: now + timing.hello_timeout },
-            outgoing: HashMap::new(),
-            incoming: HashMap::new(),
+            outgoing: BTreeMap::new(),
+            incoming: BTreeMap::new(),
             lent: Vec::new(),
-            adopted: HashMap::new(),
+            adopted: BTreeMap::new(),
             last_tag: 0,
             last_fence: 0,
             answers: Answers::default(),
