@@ -38,14 +38,22 @@ use std::any::Any;
 
 use blockwire::pool::Backing;
 use blockwire::transport::{Address, Transport};
+use tokio::runtime::Runtime;
 
 /// What the suite has to know of a transport.
 pub trait Harness: 'static {
     /// Whether a control frame overtakes payload that was submitted before it.
     const INTERLEAVES: bool = true;
+    /// Whether its ends may be on threads, each with a runtime of its own.
+    const CROSSES_THREADS: bool = true;
 
     /// Surroundings of one test, for example a temporary folder. Runs inside a runtime.
     fn new() -> Self;
+
+    /// A runtime as a driver has it.
+    fn runtime() -> Runtime {
+        rig::runtime()
+    }
 
     /// A transport; all of one harness reach each other.
     fn transport(&self) -> Box<dyn Transport>;

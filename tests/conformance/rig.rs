@@ -30,7 +30,7 @@ pub struct Rig<H> {
 impl<H: Harness> Rig<H> {
     /// Surroundings in which the near end dials, or accepts where `swapped`.
     pub fn new(swapped: bool) -> Self {
-        let runtime = runtime();
+        let runtime = H::runtime();
         let harness = runtime.block_on(async { H::new() });
         Self { harness, runtime, swapped, _watchdog: Watchdog::start() }
     }

@@ -1,0 +1,83 @@
+//! Endpoints that hand blocks to one another.
+//!
+//! Every host has a pool, listens, and dials whoever it has something for. A sequence's bytes are a
+//! function of its handoff and of the token, so that a receiver knows what it must read.
+
+mod content;
+mod host;
+mod receive;
+mod send;
+mod world;
+
+use blockwire_sim::Trace;
+use fastrand::Rng;
+
+use crate::oracle::Report;
+use crate::runs::World;
+use crate::scenario::{Answer, EVENTS, Event, Hog, Offer, Scenario, What, draw_fault};
+
+/// The world of endpoints.
+pub const ENGINE: World = World { name: "engine", draw: scenario, run };
+
+/// Tokens of a block.
+const BLOCK: usize = 4;
+
+/// Draws a scenario.
+pub fn scenario(seed: u64) -> Scenario {
+    let mut random = Rng::with_seed(seed);
+    let hosts = random.usize(2..=4);
+    // Some runs are of work alone, some of little else than faults.
+    let faults = [0, 5, 20, 50][random.usize(0..4)];
+    let pace = [4, 20, 60][random.usize(0..3)];
+    let mut at = 0;
+    let draw = |id| {
+        at += random.u64(0..pace);
+        let what = match random.u32(0..100) {
+            drawn if drawn < faults => draw_fault(&mut random, hosts),
+            drawn if drawn < faults + 6 => draw_strain(&mut random, hosts),
+            _ => What::Offer(draw_offer(&mut random, hosts, id)),
+        };
+        Event { at, what }
+    };
+    let events = (0..EVENTS as u32).map(draw).collect();
+    Scenario { seed, events }
+}
+
+fn draw_strain(random: &mut Rng, hosts: usize) -> What {
+    let host = random.usize(0..hosts);
+    if random.u8(0..4) == 0 {
+        return What::Recall(host);
+    }
+    What::Hog(Hog { host, blocks: random.usize(1..12), hold: random.u64(1..200) })
+}
+
+fn draw_offer(random: &mut Rng, hosts: usize, id: u32) -> Offer {
+    let from = random.usize(0..hosts);
+    let to = (from + random.usize(1..hosts)) % hosts;
+    let answer = match random.u8(0..20) {
+        0..8 => Answer::Copy,
+        8..14 => Answer::Adopt,
+        14..16 => Answer::From(random.usize(1..4)),
+        16..18 => Answer::Drop,
+        _ => Answer::Decline,
+    };
+    // Most wait for as long as it takes; the others leave at any step.
+    let patience = |random: &mut Rng| {
+        if random.u8(0..4) == 0 { random.u64(0..40) } else { 400 }
+    };
+    Offer {
+        id,
+        from,
+        to,
+        tokens: random.usize(1..=6 * BLOCK),
+        answer,
+        patience: patience(random),
+        endurance: patience(random),
+        hold: if random.bool() { 0 } else { random.u64(0..100) },
+    }
+}
+
+/// Runs a scenario.
+pub fn run(scenario: &Scenario, trace: Trace) -> Report {
+    world::run(scenario, trace)
+}

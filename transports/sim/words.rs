@@ -1,0 +1,61 @@
+//! Control frames in words, for traces.
+
+use blockwire::wire::{Kind, body, decode_body, split_frame};
+use bytes::Bytes;
+
+/// What a frame says, in one line.
+pub(crate) fn of(frame: &Bytes) -> String {
+    let (header, content) = match split_frame(frame) {
+        Ok(parts) => parts,
+        Err(error) => return format!("{} bytes that are no frame ({error})", frame.len()),
+    };
+    let about = if header.request.is_nil() {
+        String::new()
+    } else {
+        let id = header.request.simple().to_string();
+        format!(" {}:{}", id.trim_start_matches('0'), header.epoch)
+    };
+    let detail = detail(header.kind, &header, content).unwrap_or_default();
+    format!("{:?}{about}{detail}", header.kind)
+}
+
+fn detail(kind: Kind, header: &blockwire::wire::Header, content: Bytes) -> Option<String> {
+    let text = match kind {
+        Kind::Rts => {
+            let rts: body::Rts = decode_body(header, content).ok()?;
+            let lease = if rts.lease.is_some() { ", lent" } else { "" };
+            format!(", {} tokens in blocks of {}{lease}", rts.tokens, rts.block_tokens)
+        }
+        Kind::Rtr => {
+            let rtr: body::Rtr = decode_body(header, content).ok()?;
+            let way = if rtr.adopts { ", the rest is adopted" } else { "" };
+            format!(", tag {}, from token {}{way}", rtr.tag, rtr.needed_from)
+        }
+        Kind::Atp => {
+            let atp: body::Atp = decode_body(header, content).ok()?;
+            format!(", digest {:016x}", atp.digest)
+        }
+        Kind::Decline => {
+            let decline: body::Decline = decode_body(header, content).ok()?;
+            format!(", {:?}: {}", decline.code(), decline.reason)
+        }
+        Kind::Message => {
+            let message: body::AppMessage = decode_body(header, content).ok()?;
+            format!(", kind {}, {} bytes", message.kind, message.body.len())
+        }
+        Kind::Ping | Kind::Pong => {
+            let ping: body::Ping = decode_body(header, content).ok()?;
+            format!(" {}", ping.nonce)
+        }
+        Kind::Goodbye => {
+            let goodbye: body::Goodbye = decode_body(header, content).ok()?;
+            format!(": {}", goodbye.reason)
+        }
+        Kind::Refuse => {
+            let refuse: body::Refuse = decode_body(header, content).ok()?;
+            format!(": {}", refuse.reason)
+        }
+        _ => return None,
+    };
+    Some(text)
+}
