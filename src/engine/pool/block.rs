@@ -335,6 +335,15 @@ impl ReservedBlock {
         }
     }
 
+    /// Appends a copy of the bytes of one token.
+    pub(super) fn read_token(&self, token: u32, bytes: &mut Vec<u8>) {
+        for extent in self.pool.token_extents(self.id, token).into_iter().flatten() {
+            // SAFETY: the extent lies in this block, which nobody writes: it is sealed (P2), or borrowed
+            // by its only owner (P1).
+            bytes.extend_from_slice(unsafe { self.pool.region().bytes(extent) });
+        }
+    }
+
     /// Gives up writing, for ever: the block can now be shared.
     pub fn seal(self) -> SealedBlock {
         self.set_state(BlockState::Sealed);
@@ -386,6 +395,13 @@ impl SealedBlock {
         // SAFETY: the extents lie in this block, which nobody writes while it is sealed (P2).
         let bytes = |extent| unsafe { self.pool().region().bytes(extent) };
         layers.map(|segments| segments.into_iter().map(bytes).collect()).collect()
+    }
+}
+
+impl SealedBlock {
+    /// Appends a copy of the bytes of one token.
+    pub(super) fn read_token(&self, token: u32, bytes: &mut Vec<u8>) {
+        self.block.read_token(token, bytes);
     }
 }
 

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-use super::copy::TransferStats;
+use super::copy::{Stores, TransferStats, copy_payload_from_peer};
 use super::layout::PoolShape;
 use super::lease::{LEASES_MAX, LeaseId};
 use super::list::ScatterList;
@@ -183,6 +183,30 @@ impl AdoptedBlocks {
         let mut pull = Pull::new(memory, extents, room).expect("whole blocks on both sides");
         pull.copy(usize::MAX, stats);
         if self.lease.is_in_force() { Ok(pull.into_room()) } else { Err(LeaseLost) }
+    }
+
+    /// Appends a copy of the bytes of one token of the `index`-th block.
+    pub(super) fn read_token(&self, index: usize, token: u32, bytes: &mut Vec<u8>) {
+        let shape = &self.lease.peer.shape;
+        for plane in (0..shape.spec().layers.len()).flat_map(|layer| shape.layer(layer)) {
+            let (start, len) = (bytes.len(), plane.token_stride);
+            bytes.resize(start + len, 0);
+            let offset = plane.offset
+                + self.ids[index] as usize * plane.block_stride
+                + token as usize * plane.token_stride;
+            // SAFETY: a token of a block of the shape lies in its region, which is mapped (B1).
+            let piece = unsafe { self.lease.peer.base().as_ptr().add(offset).cast_const() };
+            let to = &mut bytes[start..];
+            // SAFETY: as above; the peer may write there at any time, which the caller is told of (B2).
+            unsafe {
+                copy_payload_from_peer(
+                    [(piece, to)],
+                    Stores::Cached,
+                    None,
+                    &TransferStats::default(),
+                )
+            };
+        }
     }
 
     /// Forgets the blocks from the `len`-th on.

@@ -156,7 +156,7 @@ impl KvSequence {
 
     /// First token position that lies in an exclusively owned block.
     pub fn writable_from(&self) -> usize {
-        (self.adopted_len() + self.sealed.len()) * self.block_tokens()
+        (self.adopted_blocks() + self.sealed.len()) * self.block_tokens()
     }
 
     /// The first blocks, where they lie in a peer's pool.
@@ -210,6 +210,32 @@ impl KvSequence {
         Ok(())
     }
 
+    /// Writes `byte` to every byte of one token's state.
+    ///
+    /// # Panics
+    /// When the position does not lie in an exclusively owned block.
+    pub fn fill_token(&mut self, position: usize, byte: u8) {
+        let (block_tokens, from) = (self.block_tokens(), self.writable_from());
+        let within = position.checked_sub(from).expect("a position that can be written");
+        self.reserved[within / block_tokens].fill_token((within % block_tokens) as u32, byte);
+    }
+
+    /// Appends a copy of the bytes of one token's state, wherever its block lies. What came from an
+    /// adopted block counts only if the sequence [is intact](Self::is_intact) afterwards.
+    ///
+    /// # Panics
+    /// When the sequence has no block for the position.
+    pub fn read_token(&self, position: usize, bytes: &mut Vec<u8>) {
+        let block_tokens = self.block_tokens();
+        let (block, token) = (position / block_tokens, (position % block_tokens) as u32);
+        let (adopted, sealed) = (self.adopted_blocks(), self.sealed.len());
+        match &self.adopted {
+            Some(blocks) if block < adopted => blocks.read_token(block, token, bytes),
+            _ if block < adopted + sealed => self.sealed[block - adopted].read_token(token, bytes),
+            _ => self.reserved[block - adopted - sealed].read_token(token, bytes),
+        }
+    }
+
     /// Says that the first `len` tokens are written.
     ///
     /// # Panics
@@ -247,11 +273,11 @@ impl KvSequence {
     }
 
     fn seal_to(&mut self, blocks: usize) {
-        let count = blocks.saturating_sub(self.adopted_len() + self.sealed.len());
+        let count = blocks.saturating_sub(self.adopted_blocks() + self.sealed.len());
         self.sealed.extend(self.reserved.drain(..count).map(ReservedBlock::seal));
     }
 
-    fn adopted_len(&self) -> usize {
+    fn adopted_blocks(&self) -> usize {
         self.adopted.as_ref().map_or(0, |adopted| adopted.ids().len())
     }
 
@@ -298,5 +324,22 @@ mod tests {
         assert!(KvSequence::from_blocks(&pool, vec![full], vec![], 5).is_err());
         drop(sequence);
         assert_eq!(pool.accounting().free, 8);
+    }
+    #[test]
+    fn a_token_reads_as_it_was_written_in_whatever_state_its_block_is() {
+        let pool = pool();
+        let mut sequence = KvSequence::new(&pool);
+        sequence.push(pool.try_reserve(3).unwrap()).unwrap();
+        for position in 0..12 {
+            sequence.fill_token(position, position as u8 + 1);
+        }
+        sequence.set_len(10);
+        sequence.seal_full();
+        for position in 0..12 {
+            let mut bytes = vec![99];
+            sequence.read_token(position, &mut bytes);
+            assert_eq!(bytes.len(), 1 + pool.spec().token_bytes());
+            assert!(bytes[1..].iter().all(|byte| *byte == position as u8 + 1), "{position}");
+        }
     }
 }
