@@ -108,6 +108,10 @@ impl<'a> Node<'a> {
         let mut stop = std::pin::pin!(stop);
         loop {
             tokio::select! {
+                // A fixed order, for simulations. No more tasks end than updates began.
+                biased;
+                () = &mut stop => break,
+                () = self.tasks.next_end() => {}
                 update = updates.recv() => match update {
                     Some(update) => {
                         self.note_router(&update);
@@ -115,13 +119,13 @@ impl<'a> Node<'a> {
                     }
                     None => break,
                 },
-                () = self.tasks.next_end() => {}
-                () = &mut stop => break,
             }
         }
         let drain = async {
             while !self.tasks.is_empty() {
                 tokio::select! {
+                    biased;
+                    () = self.tasks.next_end() => {}
                     // Cancellations still count while the last requests finish.
                     Some(update) = updates.recv() => {
                         self.note_router(&update);
@@ -129,7 +133,6 @@ impl<'a> Node<'a> {
                             handle(self, update);
                         }
                     }
-                    () = self.tasks.next_end() => {}
                 }
             }
         };
@@ -220,6 +223,9 @@ async fn accept_all(mut listening: Listening, to: UpdateSender) {
     let mut pumps = JoinSet::new();
     loop {
         tokio::select! {
+            // A fixed order, for simulations. No more pumps end than peers arrived.
+            biased;
+            Some(_) = pumps.join_next() => {}
             arrival = listening.accept() => match arrival {
                 Some((connection, events)) => {
                     let to = to.clone();
@@ -227,7 +233,6 @@ async fn accept_all(mut listening: Listening, to: UpdateSender) {
                 }
                 None => break,
             },
-            Some(_) = pumps.join_next() => {}
         }
     }
     while pumps.join_next().await.is_some() {}

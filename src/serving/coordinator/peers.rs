@@ -1,6 +1,6 @@
 //! Connections that a role keeps: to the addresses that it was told, and from whoever dials it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockwire::endpoint::{Connection, ConnectionError, Endpoint, Event, Events};
@@ -63,7 +63,7 @@ impl UpdateSender {
 /// Connections that are open now, by the peer's instance. A peer may have several: it was dialled under
 /// two addresses, or it came back before its old connection was known to be dead.
 #[derive(Debug, Default)]
-pub(crate) struct Connected(HashMap<Uuid, Vec<Connection>>);
+pub(crate) struct Connected(BTreeMap<Uuid, Vec<Connection>>);
 
 impl Connected {
     /// Notes a connection as open, or as over.

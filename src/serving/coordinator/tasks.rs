@@ -1,6 +1,6 @@
 //! The requests of a node, one task each.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 
 use blockwire::endpoint::Connection;
@@ -13,12 +13,14 @@ pub(super) async fn serve<T>(mut queue: mpsc::Receiver<T>, mut spawn: impl FnMut
     let mut tasks = Tasks::default();
     loop {
         tokio::select! {
+            // A fixed order, for simulations. No more tasks end than items came.
+            biased;
+            () = tasks.next_end() => {}
             item = queue.recv() => match item {
                 Some(item) => spawn(&mut tasks, item),
                 None if tasks.is_empty() => return,
                 None => tasks.next_end().await,
             },
-            () = tasks.next_end() => {}
         }
     }
 }
@@ -27,7 +29,8 @@ pub(super) async fn serve<T>(mut queue: mpsc::Receiver<T>, mut spawn: impl FnMut
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
     running: JoinSet<()>,
-    by_request: HashMap<Uuid, Entry>,
+    /// In a fixed order, for simulations: whoever loses his owner ends in this order.
+    by_request: BTreeMap<Uuid, Entry>,
     by_task: HashMap<Id, Uuid>,
 }
 

@@ -2,8 +2,8 @@
 
 mod bridge;
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockwire::endpoint::{Connection, Endpoint, Event};
@@ -33,7 +33,8 @@ struct Inner {
     model: ModelCard,
     prefill: PeerSet,
     decode: PeerSet,
-    routes: Mutex<HashMap<Uuid, Route>>,
+    /// In a fixed order, for simulations: whoever loses his node fails in this order.
+    routes: Mutex<BTreeMap<Uuid, Route>>,
     /// Keeps ties between equally loaded nodes going round.
     turn: std::sync::atomic::AtomicUsize,
 }
@@ -207,7 +208,7 @@ impl RequestRouter {
         }
     }
 
-    fn routes(&self) -> MutexGuard<'_, HashMap<Uuid, Route>> {
+    fn routes(&self) -> MutexGuard<'_, BTreeMap<Uuid, Route>> {
         self.0.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,10 +4,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc as std_mpsc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use blockwire::pool::{KvSequence, Reserve, ReserveError, ReservedBlock, TransferStats};
+use tokio::sync::mpsc;
 
 use super::job::Job;
 use super::stats::count;
@@ -73,7 +73,7 @@ impl Worker {
             _ => Place { ticket, blocks, reserve: Box::pin(self.pool.reserve(blocks)) },
         };
         let place = self.place.insert(place);
-        let waker = Waker::from(Arc::new(WakeThread(self.commands.clone())));
+        let waker = Waker::from(Arc::new(WakeLoop(self.commands.clone())));
         match place.reserve.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Pending => None,
             Poll::Ready(granted) => {
@@ -167,12 +167,12 @@ fn extended(
     Some(sequence)
 }
 
-/// Wakes the scheduler's thread.
-struct WakeThread(std_mpsc::Sender<Command>);
+/// Wakes the scheduler's loop.
+struct WakeLoop(mpsc::UnboundedSender<Command>);
 
-impl Wake for WakeThread {
+impl Wake for WakeLoop {
     fn wake(self: Arc<Self>) {
-        // A thread that is gone needs no waking.
+        // A loop that is gone needs no waking.
         let _ = self.0.send(Command::Wake);
     }
 }

@@ -1,8 +1,9 @@
 //! The handle that callers hold.
 
+use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc as std_mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use blockwire::pool::{BlockPool, KvSequence, KvSpec};
@@ -67,7 +68,7 @@ pub enum StartError {
     Thread(#[source] io::Error),
 }
 
-/// What is known of the model once it runs on the scheduler's thread.
+/// What is known of the model once the scheduler has it.
 #[derive(Clone, Debug)]
 pub struct ModelFacts {
     /// Name of the family.
@@ -83,13 +84,13 @@ pub struct ModelFacts {
 }
 
 /// Runs a model for many requests. Cloning gives another handle; dropping the last one stops the
-/// thread, and fails what still runs.
+/// model, and fails what still runs.
 #[derive(Clone, Debug)]
 pub struct BatchScheduler(Arc<Inner>);
 
 #[derive(Debug)]
 pub(super) struct Inner {
-    commands: std_mpsc::Sender<Command>,
+    commands: mpsc::UnboundedSender<Command>,
     thread: Mutex<Option<JoinHandle<()>>>,
     counters: Arc<Counters>,
     pool: BlockPool,
@@ -109,6 +110,37 @@ impl BatchScheduler {
         pool: BlockPool,
         options: SchedulerOptions,
     ) -> Result<Self, StartError> {
+        let (scheduler, worker) = Self::prepare(model, pool, options)?;
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_time().build().map_err(StartError::Thread)?;
+        let thread = std::thread::Builder::new().name(scheduler.0.options.name.clone());
+        let body = move || runtime.block_on(worker.run(async || {}));
+        let thread = thread.spawn(body).map_err(StartError::Thread)?;
+        *scheduler.0.thread() = Some(thread);
+        Ok(scheduler)
+    }
+
+    /// A scheduler, and the future that runs `model` over `pool`. The future wants a tokio runtime with
+    /// time; it ends when the last handle is dropped. `rest` is awaited after every step: it lets others
+    /// run, and says how long the step took where the model itself takes no time.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn local(
+        model: Box<dyn Model>,
+        pool: BlockPool,
+        options: SchedulerOptions,
+        rest: impl AsyncFnMut(),
+    ) -> Result<(Self, impl Future<Output = ()>), StartError> {
+        let (scheduler, worker) = Self::prepare(model, pool, options)?;
+        Ok((scheduler, worker.run(rest)))
+    }
+
+    fn prepare(
+        model: Box<dyn Model>,
+        pool: BlockPool,
+        options: SchedulerOptions,
+    ) -> Result<(Self, Worker), StartError> {
         let needed = model.kv_spec(pool.spec().block_tokens);
         if needed != *pool.spec() {
             let (model, pool) = (Box::new(needed), Box::new(pool.spec().clone()));
@@ -131,21 +163,21 @@ impl BatchScheduler {
             vocab: model.vocab(),
             context_len: model.context().min(asked).min(pool_tokens),
         };
-        let (commands, inbox) = std_mpsc::channel();
+        let (commands, inbox) = mpsc::unbounded_channel();
         let counters = Arc::<Counters>::default();
-        let worker = Worker::new(model, &pool, &options, counters.clone(), inbox, commands.clone());
-        let thread = std::thread::Builder::new().name(options.name.clone());
-        let thread = thread.spawn(move || worker.run()).map_err(StartError::Thread)?;
-        Ok(Self(Arc::new(Inner {
+        let queue = (commands.clone(), inbox);
+        let worker = Worker::new(model, &pool, &options, counters.clone(), queue);
+        let scheduler = Self(Arc::new(Inner {
             commands,
-            thread: Mutex::new(Some(thread)),
+            thread: Mutex::default(),
             counters,
             pool,
             facts,
             options,
             tickets: AtomicU64::new(0),
             draining: AtomicBool::new(false),
-        })))
+        }));
+        Ok((scheduler, worker))
     }
 
     /// Generates from a prompt.
@@ -202,7 +234,7 @@ impl BatchScheduler {
         let job = self.job(request, Sink::Tokens(sender)).continuing(sequence, generated);
         self.0.counters.cached_tokens.fetch_add(cached, Ordering::Relaxed);
         self.0.counters.waiting.fetch_add(1, Ordering::Relaxed);
-        // A thread that is gone drops the job, which the receiver shows as a failed node.
+        // A loop that is gone drops the job, which the receiver shows as a failed node.
         let _ = self.0.commands.send(Command::Submit(Box::new(job)));
         Ok(Generation::new(receiver).with_cancel(self.waker()))
     }
@@ -248,14 +280,13 @@ impl BatchScheduler {
         self.0.draining.load(Ordering::Acquire)
     }
 
-    /// Whether the thread runs.
+    /// Whether the model runs.
     pub fn is_alive(&self) -> bool {
-        let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        thread.as_ref().is_some_and(|thread| !thread.is_finished())
+        !self.0.commands.is_closed()
     }
 
-    /// Drains, and waits until every request has ended and the thread is gone. Blocks the calling
-    /// thread: call it from a blocking task.
+    /// Drains, and waits until every request has ended and the thread is gone, where there is one. Blocks
+    /// the calling thread: call it from a blocking task.
     pub fn stop(&self) {
         self.drain();
         let _ = self.0.commands.send(Command::Stop { at_once: false });
@@ -341,8 +372,12 @@ impl BatchScheduler {
 }
 
 impl Inner {
+    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn join(&self) {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread().take();
         if let Some(Err(_)) = thread.map(JoinHandle::join) {
             tracing::error!(name = self.options.name, "the scheduler's thread panicked");
         }

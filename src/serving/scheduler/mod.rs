@@ -1,4 +1,5 @@
-//! Continuous batching: one thread runs the model for all requests, a step at a time.
+//! Continuous batching: one loop runs the model for all requests, a step at a time. It has a thread of
+//! its own, or is a task of the caller's runtime.
 //!
 //! ```text
 //! generate / prefill_for_handoff ──> waiting ──admit──> running ──step──> events

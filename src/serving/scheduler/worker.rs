@@ -1,14 +1,15 @@
-//! The thread: takes commands, admits, steps.
+//! The loop: takes commands, admits, steps. It is the same on a thread of its own and as a task.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc as std_mpsc;
 use std::time::Instant;
 
 use blockwire::clock;
 use blockwire::pool::BlockPool;
 use blockwire_runtime::model::Model;
+use tokio::sync::mpsc;
+use tokio::time::timeout_at;
 
 use super::admission::Place;
 use super::handle::SchedulerOptions;
@@ -19,7 +20,7 @@ use crate::backend::GenerateError;
 #[derive(Debug)]
 pub(super) enum Command {
     Submit(Box<Job>),
-    /// Something changed that the thread should look at: a caller went away, blocks were granted.
+    /// Something changed that the loop should look at: a caller went away, blocks were granted.
     Wake,
     Stop {
         /// Without waiting for the requests to end.
@@ -38,8 +39,8 @@ pub(super) struct Worker {
     pub(super) waiting: VecDeque<Job>,
     /// The first of them in the pool's queue.
     pub(super) place: Option<Place>,
-    pub(super) commands: std_mpsc::Sender<Command>,
-    inbox: std_mpsc::Receiver<Command>,
+    pub(super) commands: mpsc::UnboundedSender<Command>,
+    inbox: mpsc::UnboundedReceiver<Command>,
     stopping: bool,
     stopping_at_once: bool,
 }
@@ -50,8 +51,7 @@ impl Worker {
         pool: &BlockPool,
         options: &SchedulerOptions,
         counters: Arc<Counters>,
-        inbox: std_mpsc::Receiver<Command>,
-        commands: std_mpsc::Sender<Command>,
+        (commands, inbox): (mpsc::UnboundedSender<Command>, mpsc::UnboundedReceiver<Command>),
     ) -> Self {
         Self {
             model,
@@ -68,7 +68,8 @@ impl Worker {
         }
     }
 
-    pub(super) fn run(mut self) {
+    /// Runs until it is told to stop. `rest` is awaited after every step.
+    pub(super) async fn run(mut self, mut rest: impl AsyncFnMut()) {
         loop {
             while let Ok(command) = self.inbox.try_recv() {
                 self.take(command);
@@ -82,10 +83,11 @@ impl Worker {
             self.publish();
             if !self.running.is_empty() {
                 self.step();
+                rest().await;
             } else if self.waiting.is_empty() && self.stopping {
                 return;
             } else {
-                self.sleep();
+                self.sleep().await;
             }
         }
     }
@@ -117,14 +119,11 @@ impl Worker {
     }
 
     /// Waits for a command, at most until the next deadline.
-    fn sleep(&mut self) {
+    async fn sleep(&mut self) {
         let deadline = self.waiting.iter().filter_map(|job| job.request.deadline).min();
         let command = match deadline {
-            None => self.inbox.recv().ok(),
-            Some(deadline) => {
-                let left = deadline.saturating_duration_since(clock::now());
-                self.inbox.recv_timeout(left).ok()
-            }
+            None => self.inbox.recv().await,
+            Some(deadline) => timeout_at(deadline.into(), self.inbox.recv()).await.ok().flatten(),
         };
         if let Some(command) = command {
             self.take(command);
