@@ -75,11 +75,17 @@ impl ServingCoordinator {
             .scheduler
             .decode_from(request, sequence, &[first_token])
             .map_err(|refused| refused.error)?;
+        // The first token is the prefill node's.
+        let mut position = 1;
         while let Some(event) = generation.next().await {
-            if matches!(event, TokenEvent::Started(_)) {
-                continue;
-            }
-            if results.send(ResultFrame::carrying(Phase::Continuation, event)).await.is_err() {
+            let tokens = match event {
+                TokenEvent::Started(_) => continue,
+                TokenEvent::Token { .. } => 1,
+                _ => 0,
+            };
+            let frame = ResultFrame::carrying(Phase::Continuation, event).at(position);
+            position += tokens;
+            if results.send(frame).await.is_err() {
                 // Nobody listens: dropping the generation takes it out of the batch.
                 return Ok(());
             }

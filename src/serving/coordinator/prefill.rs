@@ -62,6 +62,7 @@ impl ServingCoordinator {
         let mut frame = ResultFrame::carrying(Phase::FirstToken, TokenEvent::Started(started));
         let token = TokenEvent::Token { id: first, logprob };
         frame.tokens = ResultFrame::carrying(Phase::FirstToken, token).tokens;
+        frame.position = Some(0);
         if let Some(reason) = finish {
             let usage = Usage {
                 prompt_tokens: request.prompt.len() as u32,

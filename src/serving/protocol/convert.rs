@@ -96,6 +96,12 @@ impl ResultFrame {
         frame
     }
 
+    /// Says where in the answer its tokens are, from 0.
+    #[must_use]
+    pub fn at(self, position: u32) -> Self {
+        Self { position: Some(position), ..self }
+    }
+
     /// Reads a result.
     ///
     /// # Errors

@@ -16,7 +16,10 @@ pub struct StreamBridge {
     first_seen: bool,
     handed_over: bool,
     failed: bool,
-    held: Vec<TokenEvent>,
+    /// Tokens that the client has.
+    tokens: u32,
+    /// What waits for the first token, each token with its position, where its node tells it.
+    held: Vec<(Option<u32>, TokenEvent)>,
 }
 
 impl StreamBridge {
@@ -31,6 +34,7 @@ impl StreamBridge {
             first_seen: false,
             handed_over: false,
             failed: false,
+            tokens: 0,
             held: Vec::new(),
         }
     }
@@ -52,9 +56,9 @@ impl StreamBridge {
             let notes = std::mem::take(&mut self.notes);
             self.emit(TokenEvent::Started(Started { cached_tokens, notes }));
         }
-        for event in frame.into_events() {
+        for (position, event) in placed(frame) {
             self.first_seen |= matches!(event, TokenEvent::Token { .. });
-            if self.emit(event) {
+            if self.follow(position, event) {
                 return true;
             }
         }
@@ -64,7 +68,7 @@ impl StreamBridge {
     /// Takes a result of the decode node. True when nothing follows.
     pub fn submit_decode_token(&mut self, frame: ResultFrame) -> bool {
         self.handed_over = true;
-        self.held.extend(frame.into_events());
+        self.held.extend(placed(frame));
         if self.held.len() > HELD_MAX {
             let reason = "the continuation came without a first token".to_owned();
             return self.emit(TokenEvent::Failed(GenerateError::NodeFailed(reason)));
@@ -78,12 +82,31 @@ impl StreamBridge {
     }
 
     fn release(&mut self) -> bool {
-        for event in std::mem::take(&mut self.held) {
-            if self.emit(event) {
+        for (position, event) in std::mem::take(&mut self.held) {
+            if self.follow(position, event) {
                 return true;
             }
         }
         false
+    }
+
+    /// Sends what follows on what was sent; what does not is the end. A link that is about to break may
+    /// lose frames and double others: the client must not take what is left for the answer.
+    fn follow(&mut self, position: Option<u32>, event: TokenEvent) -> bool {
+        let due = self.tokens;
+        let found = match &event {
+            TokenEvent::Token { .. } => {
+                self.tokens += 1;
+                position.unwrap_or(due)
+            }
+            TokenEvent::Finished { usage, .. } => usage.completion_tokens,
+            _ => due,
+        };
+        if found == due {
+            return self.emit(event);
+        }
+        let reason = format!("token {due} of the answer was due, and {found} came");
+        self.emit(TokenEvent::Failed(GenerateError::NodeFailed(reason)))
     }
 
     /// Sends an event; true when it was the last one.
@@ -96,6 +119,13 @@ impl StreamBridge {
     }
 }
 
+/// The events of a frame, each token with its position.
+fn placed(frame: ResultFrame) -> impl Iterator<Item = (Option<u32>, TokenEvent)> {
+    let first = frame.position;
+    let place = move |(index, event)| (first.map(|first| first.saturating_add(index)), event);
+    (0u32..).zip(frame.into_events()).map(place)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,8 +136,8 @@ mod tests {
         ResultFrame::carrying(phase, TokenEvent::Token { id, logprob: None })
     }
 
-    fn finish(phase: Phase) -> ResultFrame {
-        let usage = Usage { prompt_tokens: 1, completion_tokens: 2, cached_tokens: 0 };
+    fn finish(phase: Phase, completion_tokens: u32) -> ResultFrame {
+        let usage = Usage { prompt_tokens: 1, completion_tokens, cached_tokens: 0 };
         ResultFrame::carrying(phase, TokenEvent::Finished { reason: FinishReason::Length, usage })
     }
 
@@ -122,7 +152,7 @@ mod tests {
         let (sender, mut events) = mpsc::unbounded_channel();
         let mut bridge = StreamBridge::new(sender, vec![("decode", "d".into())]);
         assert!(!bridge.submit_decode_token(token(Phase::Continuation, 2)));
-        assert!(!bridge.submit_decode_token(finish(Phase::Continuation)));
+        assert!(!bridge.submit_decode_token(finish(Phase::Continuation, 2)));
         assert!(events.try_recv().is_err());
         assert!(bridge.submit_first_token(token(Phase::FirstToken, 1)));
         assert!(
@@ -136,8 +166,28 @@ mod tests {
         let (sender, mut events) = mpsc::unbounded_channel();
         let mut bridge = StreamBridge::new(sender, vec![]);
         assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1)));
-        assert!(bridge.submit_first_token(finish(Phase::FirstToken)));
+        assert!(bridge.submit_first_token(finish(Phase::FirstToken, 1)));
         assert_eq!(ids(&mut events), [1]);
         assert!(!bridge.is_handed_over());
+    }
+    #[test]
+    fn a_token_that_is_lost_or_doubled_on_the_way_is_an_error() {
+        let continuation = |id, position| token(Phase::Continuation, id).at(position);
+        let over = [
+            (vec![continuation(2, 1), continuation(4, 3)], vec![1, 2]),
+            (vec![continuation(2, 1), continuation(2, 1)], vec![1, 2]),
+            (vec![continuation(2, 1), finish(Phase::Continuation, 3)], vec![1, 2]),
+            (vec![token(Phase::Continuation, 2), finish(Phase::Continuation, 9)], vec![1, 2]),
+        ];
+        for (frames, sent) in over {
+            let (sender, mut events) = mpsc::unbounded_channel();
+            let mut bridge = StreamBridge::new(sender, vec![]);
+            assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1).at(0)));
+            let ends: Vec<bool> =
+                frames.into_iter().map(|frame| bridge.submit_decode_token(frame)).collect();
+            assert_eq!(ends, [false, true]);
+            assert!(bridge.has_failed());
+            assert_eq!(ids(&mut events), sent);
+        }
     }
 }
