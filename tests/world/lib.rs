@@ -2,7 +2,8 @@
 //!
 //! A *world* is hosts on a simulated network ([`blockwire_sim`]). What happens in it is data: a
 //! [`Scenario`] is a seed and a list of events (what is asked for, what breaks, when), drawn from that
-//! seed. [`engine`] runs endpoints that hand blocks to one another.
+//! seed. [`engine`] runs endpoints that hand blocks to one another, [`serving`] routers, prefill and
+//! decode nodes.
 //!
 //! A run has an oracle ([`oracle`]) that is asked after every event and at the end: every accepted
 //! operation completes once; every block is in one state; what is read is what was written for that
@@ -24,8 +25,10 @@ pub mod panics;
 pub mod regressions;
 pub mod runs;
 pub mod scenario;
+pub mod serving;
 pub mod shrink;
 pub mod watchdog;
+mod weather;
 
 pub use oracle::Oracle;
 pub use scenario::{Event, Scenario, What};

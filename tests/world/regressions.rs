@@ -70,8 +70,9 @@ mod tests {
 
     #[test]
     fn a_scenario_reads_as_it_was_written() {
-        for seed in 0..50 {
-            let scenario = crate::engine::scenario(seed);
+        for seed in 0..100 {
+            let draw = [crate::engine::scenario, crate::serving::scenario][seed as usize % 2];
+            let scenario = draw(seed);
             let text = print(&scenario, "this went wrong\nand that");
             assert_eq!(parse(&text).unwrap(), scenario, "{text}");
         }

@@ -48,6 +48,10 @@ pub enum What {
     Hog(Hog),
     /// A host asks for all that it lent.
     Recall(usize),
+    /// A client asks for tokens.
+    Ask(Ask),
+    /// From now on a step of a host's model takes so many milliseconds.
+    Slow(usize, u64),
 }
 
 /// What the paths are like.
@@ -105,6 +109,23 @@ pub enum Answer {
     Decline,
 }
 
+/// One request of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ask {
+    /// Of this request alone.
+    pub id: u32,
+    /// Which router is asked.
+    pub router: usize,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Most tokens of the answer.
+    pub max_tokens: u32,
+    /// After so many milliseconds the client leaves.
+    pub patience: Option<u64>,
+    /// After so many milliseconds the request is to fail.
+    pub deadline: Option<u64>,
+}
+
 /// Blocks that somebody else uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hog {
@@ -114,6 +135,27 @@ pub struct Hog {
     pub blocks: usize,
     /// For how many milliseconds.
     pub hold: u64,
+}
+
+impl Scenario {
+    /// How many hosts the events name.
+    pub fn hosts(&self) -> usize {
+        let named = |what: &What| match *what {
+            What::Offer(offer) => offer.from.max(offer.to),
+            What::Cut(one, other)
+            | What::Heal(one, other)
+            | What::Reset(one, other)
+            | What::Weather(one, other, _) => one.max(other),
+            What::Kill(host)
+            | What::Stop(host)
+            | What::Start(host)
+            | What::Recall(host)
+            | What::Slow(host, _) => host,
+            What::Hog(hog) => hog.host,
+            What::Ask(ask) => ask.router,
+        };
+        self.events.iter().map(|event| named(&event.what) + 1).max().unwrap_or(0)
+    }
 }
 
 /// Draws faults between `hosts` hosts.

@@ -20,6 +20,8 @@
 //! blocks, as a network card or a peer's mapping does. Whoever reuses a block too early is found out by
 //! the digest.
 //!
+//! [`Faulty`] does some of this to the links of other transports, [`Audited`] watches any link.
+//!
 //! # Same seed, same run
 //! What runs on the simulation must not draw lots of its own: no `select!` without `biased`, no order of a
 //! hash map, no identity but from outside.
@@ -28,6 +30,7 @@
 mod audit;
 mod conditions;
 mod end;
+mod faulty;
 mod lane;
 mod link;
 mod listener;
@@ -41,6 +44,7 @@ mod words;
 
 pub use audit::Audited;
 pub use conditions::{Chance, Conditions};
+pub use faulty::Faulty;
 pub use link::SimLink;
 pub use listener::SimListener;
 pub use network::Network;

@@ -16,7 +16,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("blockwire-runtime", &["blockwire"]),
     ("blockwire-serving", &["blockwire", "blockwire-runtime"]),
     ("blockwire-conformance", &["blockwire"]),
-    ("blockwire-world", &["blockwire", "blockwire-sim"]),
+    ("blockwire-world", &["blockwire", "blockwire-runtime", "blockwire-serving", "blockwire-sim"]),
     (
         "blockwire-cli",
         &[

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use blockwire::transport::Capabilities;
-use blockwire_sim::{Chance, Conditions, Network, Trace};
+use blockwire_sim::{Network, Trace};
 use fastrand::Rng;
 use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -12,6 +11,7 @@ use super::host::{Host, Nature, name};
 use super::send;
 use crate::oracle::{Oracle, Report};
 use crate::scenario::{Hog, Scenario, Weather, What};
+use crate::weather::{conditions, draw_capabilities};
 
 /// Longest time after the last event until everything has come to rest.
 const REST_MAX: Duration = Duration::from_secs(60);
@@ -49,7 +49,7 @@ impl World {
         let network = Network::traced(random.u64(..), trace);
         let conditions = conditions(if random.bool() { Weather::Fair } else { Weather::Still });
         network.set_conditions(conditions);
-        let count = host_count(scenario);
+        let count = scenario.hosts().max(2);
         for host in 0..count {
             network.set_capabilities(&name(host), draw_capabilities(&mut random));
         }
@@ -101,6 +101,7 @@ impl World {
                     host.recall();
                 }
             }
+            What::Ask(_) | What::Slow(..) => {}
         }
     }
 
@@ -164,7 +165,9 @@ impl World {
     }
 
     fn start(&mut self, number: usize) {
-        if self.hosts.get(number).is_some_and(Option::is_none) {
+        // A name is free again when the one who had it is over.
+        let held = self.gone.iter().any(|host| host.number() == number && !host.is_over());
+        if !held && self.hosts.get(number).is_some_and(Option::is_none) {
             self.lives += 1;
             let nature = self.natures[number];
             let host = Host::start(
@@ -188,62 +191,7 @@ async fn take_blocks(host: Host, hog: Hog) {
     drop(taken);
 }
 
-/// As many as the events name, at least two.
-fn host_count(scenario: &Scenario) -> usize {
-    let named = |what: &What| match *what {
-        What::Offer(offer) => offer.from.max(offer.to),
-        What::Cut(one, other)
-        | What::Heal(one, other)
-        | What::Reset(one, other)
-        | What::Weather(one, other, _) => one.max(other),
-        What::Kill(host) | What::Stop(host) | What::Start(host) | What::Recall(host) => host,
-        What::Hog(hog) => hog.host,
-    };
-    scenario.events.iter().map(|event| named(&event.what)).max().unwrap_or(0).max(1) + 1
-}
-
 /// Whether peers may look as if they broke the rules.
 fn is_foul(what: &What) -> bool {
     matches!(what, What::Weather(_, _, Weather::Corrupt | Weather::Breaking))
-}
-
-fn draw_capabilities(random: &mut Rng) -> Capabilities {
-    let push =
-        Capabilities { stream: Some(1), get: None, adopt: false, same_host: false, lingers: false };
-    let local = Capabilities { get: Some(1), adopt: true, same_host: true, ..push };
-    match random.u8(0..5) {
-        0 => push,
-        1 => Capabilities { lingers: true, ..push },
-        2 => Capabilities { adopt: false, ..local },
-        3 => Capabilities { stream: None, ..local },
-        _ => local,
-    }
-}
-
-fn conditions(weather: Weather) -> Conditions {
-    let fair = Conditions {
-        latency: Duration::from_micros(200),
-        jitter: Duration::from_millis(2),
-        piece_len_max: 300,
-        completion_delay: Duration::from_millis(1),
-        lose_tail: Chance(3000),
-        ..Conditions::default()
-    };
-    match weather {
-        Weather::Still => Conditions { lose_tail: Chance(3000), ..Conditions::default() },
-        Weather::Fair => fair,
-        Weather::Slow => Conditions {
-            latency: Duration::from_millis(5),
-            jitter: Duration::from_millis(30),
-            bandwidth: Some(20_000),
-            piece_len_max: 40,
-            completion_delay: Duration::from_millis(10),
-            ..fair
-        },
-        Weather::Rude => Conditions { refuse: Chance(2000), refuse_dial: Chance(3000), ..fair },
-        Weather::Corrupt => {
-            Conditions { corrupt_control: Chance(300), corrupt_payload: Chance(1500), ..fair }
-        }
-        Weather::Breaking => Conditions { doom: Chance(500), ..fair },
-    }
 }

@@ -4,7 +4,7 @@ use blockwire_world::engine::ENGINE;
 
 #[test]
 fn seeds() {
-    ENGINE.run_many(1000);
+    ENGINE.run_many(1400);
 }
 
 #[test]

@@ -1,0 +1,130 @@
+//! Who asks: a request ends once, in time, with the right tokens or an error that somebody is to blame for.
+
+use std::time::Duration;
+
+use blockwire::clock;
+use blockwire_serving::backend::{
+    Backend, GenerateError, GenerateRequest, Generation, SamplingParams, TokenEvent,
+};
+use blockwire_serving::router::RequestRouter;
+use tokio::time::timeout;
+use uuid::Uuid;
+
+use super::model;
+use crate::oracle::Oracle;
+use crate::scenario::Ask;
+
+/// Nothing takes so long, whatever fails: then it hangs.
+const HANG: Duration = Duration::from_secs(120);
+
+/// What a client knows of the world.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    pub(super) router: RequestRouter,
+    pub(super) oracle: Oracle,
+    /// Whether nothing ever breaks: then nothing may fail.
+    pub(super) calm: bool,
+}
+
+/// How a request ended.
+enum End {
+    Right,
+    Failed(GenerateError),
+    Left,
+}
+
+impl Client {
+    /// Asks, and judges the answer.
+    pub(super) async fn ask(self, ask: Ask) {
+        let oracle = &self.oracle;
+        oracle.note(|| format!("request {} begins", ask.id));
+        let patience = ask.patience.map_or(HANG, Duration::from_millis);
+        let end = match timeout(patience, self.answer(ask)).await {
+            Ok(end) => end,
+            Err(_) if ask.patience.is_some() => End::Left,
+            Err(_) => return oracle.fail(format!("{ask:?} hangs")),
+        };
+        match end {
+            End::Right => {
+                oracle.count("answered");
+                oracle.note(|| format!("request {} is answered", ask.id));
+            }
+            End::Left => {
+                oracle.count("client left");
+                oracle.note(|| format!("the client of request {} left", ask.id));
+            }
+            End::Failed(error) => self.judge(ask, &error),
+        }
+    }
+
+    async fn answer(&self, ask: Ask) -> End {
+        let prompt = model::prompt(ask.id, ask.prompt);
+        let deadline = ask.deadline.map(|millis| clock::now() + Duration::from_millis(millis));
+        let request = GenerateRequest {
+            id: Uuid::from_u128(u128::from(ask.id) + 1),
+            prompt: prompt.clone(),
+            max_tokens: ask.max_tokens,
+            min_tokens: 0,
+            sampling: SamplingParams::default(),
+            ignore_eos: false,
+            logprobs: None,
+            deadline,
+        };
+        match self.router.generate(request).await {
+            Ok(generation) => self.tokens(ask, &prompt, generation).await,
+            Err(error) => End::Failed(error),
+        }
+    }
+
+    async fn tokens(&self, ask: Ask, prompt: &[u32], mut generation: Generation) -> End {
+        let (expected, why) = model::answer(prompt, ask.max_tokens);
+        let mut tokens = Vec::new();
+        let mut end = None;
+        while let Some(event) = generation.next().await {
+            match event {
+                TokenEvent::Started(_) => {}
+                TokenEvent::Token { id, .. } => {
+                    tokens.push(id);
+                    let right = expected.starts_with(&tokens);
+                    let wrong = || format!("{ask:?}: {tokens:?} instead of {expected:?}");
+                    self.oracle.check(right && end.is_none(), wrong);
+                }
+                TokenEvent::Finished { reason, usage } => {
+                    let whole = tokens == expected && reason == why;
+                    let counted = usage.completion_tokens as usize == tokens.len()
+                        && usage.prompt_tokens as usize == prompt.len();
+                    let wrong = || format!("{ask:?}: {tokens:?}, {reason:?}, {usage:?}");
+                    self.oracle.check(whole && counted && end.is_none(), wrong);
+                    end = Some(End::Right);
+                }
+                TokenEvent::Failed(error) => {
+                    self.oracle.check(end.is_none(), || format!("{ask:?} ends twice: {error}"));
+                    end = Some(End::Failed(error));
+                }
+            }
+        }
+        end.unwrap_or_else(|| {
+            self.oracle.fail(format!("{ask:?} ends without a word"));
+            End::Left
+        })
+    }
+
+    /// An error has to have a cause.
+    fn judge(&self, ask: Ask, error: &GenerateError) {
+        self.oracle.count(match error {
+            GenerateError::Deadline => "failed: deadline",
+            GenerateError::Busy { .. } => "failed: busy",
+            GenerateError::NodeFailed(_) => "failed: node",
+            GenerateError::NoNode(_) => "failed: no node",
+            _ => "failed: other",
+        });
+        self.oracle.note(|| format!("request {} failed: {error}", ask.id));
+        let caused = match error {
+            GenerateError::Deadline => ask.deadline.is_some(),
+            GenerateError::Busy { .. } => true,
+            GenerateError::NodeFailed(_) | GenerateError::NoNode(_) => !self.calm,
+            _ => false,
+        };
+        self.oracle.check(caused, || format!("{ask:?} failed: {error}"));
+    }
+}

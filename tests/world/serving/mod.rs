@@ -1,0 +1,76 @@
+//! Whole clusters: routers, prefill and decode nodes, with the real role loops and the real scheduler, and a
+//! model whose tokens can be foretold.
+//!
+//! Hosts take turns in their roles: number 0 is a router, 1 a prefill node, 2 a decode node, 3 a router
+//! again, and so on.
+
+mod client;
+mod model;
+mod node;
+mod world;
+
+use blockwire_serving::protocol::NodeRole;
+use blockwire_sim::Trace;
+use fastrand::Rng;
+
+use crate::oracle::Report;
+use crate::runs::World;
+use crate::scenario::{Ask, EVENTS, Event, Hog, Scenario, What, draw_fault};
+
+/// The world of clusters.
+pub const SERVING: World = World { name: "serving", draw: scenario, run };
+
+/// Tokens of a block.
+const BLOCK: usize = 4;
+
+/// What a host is.
+fn role(number: usize) -> NodeRole {
+    [NodeRole::Router, NodeRole::Prefill, NodeRole::Decode][number % 3]
+}
+
+/// Draws a scenario.
+pub fn scenario(seed: u64) -> Scenario {
+    let mut random = Rng::with_seed(seed);
+    let hosts = random.usize(3..=6);
+    let faults = [0, 5, 15, 40][random.usize(0..4)];
+    let pace = [10, 30, 100][random.usize(0..3)];
+    let mut at = 0;
+    let draw = |id| {
+        at += random.u64(0..pace);
+        let what = match random.u32(0..100) {
+            drawn if drawn < faults => draw_fault(&mut random, hosts),
+            drawn if drawn < faults + 6 => draw_strain(&mut random, hosts),
+            _ => What::Ask(draw_ask(&mut random, hosts, id)),
+        };
+        Event { at, what }
+    };
+    let events = (0..EVENTS as u32).map(draw).collect();
+    Scenario { seed, events }
+}
+
+fn draw_strain(random: &mut Rng, hosts: usize) -> What {
+    let host = random.usize(0..hosts);
+    if random.bool() {
+        return What::Slow(host, random.u64(0..40));
+    }
+    What::Hog(Hog { host, blocks: random.usize(1..20), hold: random.u64(1..300) })
+}
+
+fn draw_ask(random: &mut Rng, hosts: usize, id: u32) -> Ask {
+    let sometimes = |random: &mut Rng, most| {
+        if random.u8(0..8) == 0 { Some(random.u64(0..most)) } else { None }
+    };
+    Ask {
+        id,
+        router: random.usize(0..hosts.div_ceil(3)) * 3,
+        prompt: random.usize(1..=6 * BLOCK),
+        max_tokens: random.u32(1..=10),
+        patience: sometimes(random, 200),
+        deadline: sometimes(random, 1000),
+    }
+}
+
+/// Runs a scenario.
+pub fn run(scenario: &Scenario, trace: Trace) -> Report {
+    world::run(scenario, trace)
+}
