@@ -156,8 +156,9 @@ impl End {
         }
     }
 
-    /// Takes a piece of the peer's payload.
-    pub(crate) fn take_piece(&mut self, piece: &Piece, report: Instant) -> Result<(), Violation> {
+    /// Takes a piece of the peer's payload; whether its bytes are still those that left, or nobody wants
+    /// them.
+    pub(crate) fn take_piece(&mut self, piece: &Piece, report: Instant) -> Result<bool, Violation> {
         let tag = piece.tag;
         let Some(land) = self.lands.get_mut(&tag) else {
             let open = matches!(self.phase, Phase::Open);
@@ -167,15 +168,16 @@ impl End {
             if piece.last {
                 self.unwanted.remove(&tag);
             }
-            return Ok(());
+            return Ok(true);
         };
-        let full = land.take(piece, &self.stats)?;
+        let (full, digest) = land.take(piece, &self.stats)?;
+        let same = digest == piece.digest;
         if let Some(land) = full.then(|| self.lands.remove(&tag)).flatten() {
             let op = land.op;
             let (room, digest) = land.into_room();
             self.complete(op, OpMemory::Room(room), Ok(digest), report);
         }
-        Ok(())
+        Ok(same)
     }
 
     /// All of a stream's payload has arrived.

@@ -29,6 +29,8 @@ pub(crate) struct Piece {
     pub(crate) offset: u64,
     pub(crate) len: usize,
     pub(crate) last: bool,
+    /// Digest of the payload up to the end of this piece, when it left.
+    pub(crate) digest: u64,
     pub(crate) corrupt: bool,
 }
 

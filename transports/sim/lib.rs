@@ -17,8 +17,8 @@
 //! ([`Conditions::doom`]).
 //!
 //! Payload is read where it lies in the sender's pool, at the time of its arrival and without holding the
-//! blocks, as a network card or a peer's mapping does. Whoever reuses a block too early is found out by
-//! the digest.
+//! blocks, as a network card or a peer's mapping does. Whoever reuses a block too early is found out by the
+//! digest, and where nobody compares digests any more, by [`Network::findings`].
 //!
 //! [`Faulty`] does some of this to the links of other transports, [`Audited`] watches any link.
 //!
@@ -31,6 +31,7 @@ mod audit;
 mod conditions;
 mod end;
 mod faulty;
+mod findings;
 mod lane;
 mod link;
 mod listener;

@@ -11,6 +11,7 @@ use blockwire::transport::{Address, Capabilities, ConnectError};
 use fastrand::Rng;
 
 use super::conditions::Conditions;
+use super::findings::Findings;
 use super::link::{SimLink, ends, lock};
 use super::path::Path;
 use super::trace::Trace;
@@ -36,6 +37,7 @@ pub struct Network(Arc<Inner>);
 struct Inner {
     table: Mutex<Table>,
     trace: Trace,
+    findings: Findings,
 }
 
 #[derive(Debug)]
@@ -76,7 +78,7 @@ impl Network {
             unnamed: 0,
             dialled: 0,
         };
-        Self(Arc::new(Inner { table: Mutex::new(table), trace }))
+        Self(Arc::new(Inner { table: Mutex::new(table), trace, findings: Findings::default() }))
     }
 
     /// A transport of a host.
@@ -87,6 +89,12 @@ impl Network {
     /// What happened.
     pub fn trace(&self) -> &Trace {
         &self.0.trace
+    }
+
+    /// What must not be and no end noticed, since the last look: memory of a payload that changed while its
+    /// link was open and still read it.
+    pub fn findings(&self) -> Vec<String> {
+        self.0.findings.take()
     }
 
     /// What links to `sim:name` can do, from the next dial on; those to every other name for an empty
@@ -208,7 +216,8 @@ impl Network {
         let random = table.random.fork();
         let trace = self.0.trace.clone();
         trace.note(clock::now(), || format!("{} > {}: dials", names[0], names[1]));
-        let wire = Wire::new(path, capabilities, random, names, trace);
+        let findings = self.0.findings.clone();
+        let wire = Wire::new(path, capabilities, random, names, trace, findings);
         let (near, far) =
             ends(wire, &address.to_string(), &format!("{address}, dialled by {host}"));
         table.wires.push(Arc::downgrade(near.wire()));

@@ -127,17 +127,21 @@ impl LandOp {
         Self { op, state: LandState::Empty(room), filled: 0, corrupt: false }
     }
 
-    /// Takes a piece; whether it was the last one.
+    /// Takes a piece; whether it was the last one, and the digest of what is here now.
     ///
     /// # Errors
     /// [`Violation`] when the piece does not fit, or does not go on where the room is filled to. The room
     /// is as it was.
-    pub(crate) fn take(&mut self, piece: &Piece, stats: &TransferStats) -> Result<bool, Violation> {
+    pub(crate) fn take(
+        &mut self,
+        piece: &Piece,
+        stats: &TransferStats,
+    ) -> Result<(bool, u64), Violation> {
         self.begin(piece)?;
         self.corrupt |= piece.corrupt;
-        let LandState::Filling(_, pull) = &mut self.state else { return Ok(false) };
+        let LandState::Filling(_, pull) = &mut self.state else { return Ok((false, 0)) };
         self.filled += pull.copy(piece.len, stats) as u64;
-        Ok(pull.is_complete())
+        Ok((pull.is_complete(), pull.digest()))
     }
 
     /// Makes sure that the room is being filled with the piece's payload.

@@ -18,6 +18,7 @@ use fastrand::Rng;
 
 use super::conditions::Conditions;
 use super::end::{End, Phase};
+use super::findings::Findings;
 use super::lane::{Parcel, Piece};
 use super::path::Path;
 use super::trace::Trace;
@@ -58,6 +59,7 @@ pub(crate) struct Wire {
     doom: Option<Instant>,
     names: [String; 2],
     trace: Trace,
+    findings: Findings,
 }
 
 impl Wire {
@@ -67,9 +69,10 @@ impl Wire {
         random: Rng,
         names: [String; 2],
         trace: Trace,
+        findings: Findings,
     ) -> Self {
         let (near, far) = (End::default(), End::default());
-        Self { near, far, path, capabilities, random, doom: None, names, trace }
+        Self { near, far, path, capabilities, random, doom: None, names, trace, findings }
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
@@ -298,7 +301,8 @@ impl Wire {
             end.stats.add_sent(len as u64);
             let corrupt = offset == 0 && conditions.corrupt_payload.strikes(&mut random);
             let (tag, source, last) = (stream.tag, stream.source.clone(), stream.is_out());
-            let piece = Piece { tag, source, offset, len, last, corrupt };
+            let digest = stream.digest();
+            let piece = Piece { tag, source, offset, len, last, digest, corrupt };
             // Where nobody is there any more, the sender hears of it in time.
             if !peer.is_over() {
                 peer.inbound.send_piece(piece, now, conditions, &mut random);
@@ -356,8 +360,17 @@ impl Wire {
             return;
         }
         match end.take_piece(piece, reports[0]) {
-            Ok(()) if piece.last => peer.stream_arrived(&piece.source, reports[1]),
-            Ok(()) => {}
+            Ok(same) => {
+                if piece.last {
+                    peer.stream_arrived(&piece.source, reports[1]);
+                }
+                // Of an end that is over nobody can be asked to keep its memory.
+                if !same && !peer.is_over() {
+                    let what = format!("payload of tag {} changed while it was read", piece.tag.0);
+                    self.note(side.peer(), now, || what.clone());
+                    self.findings.add(what);
+                }
+            }
             Err(violation) => {
                 let mut random = self.random.fork();
                 let (end, peer) = self.split(side);

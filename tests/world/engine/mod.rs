@@ -61,9 +61,11 @@ fn draw_offer(random: &mut Rng, hosts: usize, id: u32) -> Offer {
         16..18 => Answer::Drop,
         _ => Answer::Decline,
     };
-    // Most wait for as long as it takes; the others leave at any step.
-    let patience = |random: &mut Rng| {
-        if random.u8(0..4) == 0 { random.u64(0..40) } else { 400 }
+    // Some leave at any step. The sender waits for as long as it takes, or for as long as most work takes.
+    let patience = |random: &mut Rng, most| match random.u8(0..4) {
+        0 => random.u64(0..40),
+        1 => most,
+        _ => 400,
     };
     Offer {
         id,
@@ -71,8 +73,8 @@ fn draw_offer(random: &mut Rng, hosts: usize, id: u32) -> Offer {
         to,
         tokens: random.usize(1..=6 * BLOCK),
         answer,
-        patience: patience(random),
-        endurance: patience(random),
+        patience: patience(random, 100_000),
+        endurance: patience(random, 400),
         hold: if random.bool() { 0 } else { random.u64(0..100) },
     }
 }

@@ -11,7 +11,10 @@ use uuid::Uuid;
 
 use super::content;
 use super::host::Host;
-use crate::scenario::Offer;
+use crate::scenario::{Answer, Offer};
+
+/// Receivers give up long before, and so do links that are silent.
+const HANG: Duration = Duration::from_secs(20);
 
 /// Computes a sequence and hands it over.
 pub(super) async fn offer(host: Host, offer: Offer) {
@@ -44,8 +47,17 @@ async fn hand_over(host: &Host, offer: Offer) -> Result<(), String> {
     let connection = host.connection(offer.to).await.ok_or("nobody answers")?;
     let key = HandoffKey { request: Uuid::from_u128(u128::from(offer.id) + 1), epoch: 1 };
     let meta: Bytes = serde_json::to_vec(&offer).unwrap().into();
-    match send_handoff_payload(&connection, key, handoff, meta).await {
-        Ok(_) => Ok(()),
+    let sent = timeout(HANG, send_handoff_payload(&connection, key, handoff, meta)).await;
+    let Ok(sent) = sent else {
+        host.oracle().fail(format!("{offer:?} hangs"));
+        return Err("it hangs".to_owned());
+    };
+    match sent {
+        Ok(_) => {
+            let wanted = !matches!(offer.answer, Answer::Drop | Answer::Decline);
+            host.oracle().check(wanted, || format!("{offer:?} is committed by nobody"));
+            Ok(())
+        }
         Err(error) => {
             if host.is_blameless() {
                 let odd = matches!(error, OfferError::Duplicate | OfferError::TooLarge(_));

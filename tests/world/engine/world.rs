@@ -110,6 +110,7 @@ impl World {
         for host in self.hosts.iter().flatten().chain(&self.gone) {
             self.oracle.check_pool(host.name(), host.pool());
         }
+        self.network.findings().into_iter().for_each(|finding| self.oracle.fail(finding));
     }
 
     /// Everything comes to rest, and every block comes back: first with the connections still open, then
@@ -126,6 +127,7 @@ impl World {
         }
         self.wait_for_blocks("after the end").await;
         self.wait_for_drivers().await;
+        self.check();
     }
 
     async fn wait_for_drivers(&self) {

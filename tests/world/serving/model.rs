@@ -27,14 +27,19 @@ fn state(token: u32, position: usize) -> u8 {
 /// The token that follows these states.
 fn next(states: impl Iterator<Item = u8>) -> u32 {
     let hash = states.fold(0xcbf2_9ce4_8422_2325_u64, |hash, state| {
-        (hash ^ u64::from(state)).wrapping_mul(0x0100_0000_01b3).rotate_left(17)
+        let mixed = (hash ^ u64::from(state)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed ^ (mixed >> 29)
     });
-    (hash >> 40) as u32 % VOCAB as u32
+    (hash >> 33) as u32 % VOCAB as u32
 }
 
 /// The prompt of a request.
 pub(super) fn prompt(id: u32, len: usize) -> Vec<u32> {
-    (0..len).map(|at| 1 + (id.wrapping_mul(31) + at as u32 * 7) % (VOCAB as u32 - 1)).collect()
+    let token = |at| {
+        let mixed = (u64::from(id) << 8 | at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        1 + (mixed >> 40) as u32 % (VOCAB as u32 - 1)
+    };
+    (0..len).map(token).collect()
 }
 
 /// What has to come of it.

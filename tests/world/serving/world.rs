@@ -103,6 +103,8 @@ impl World {
                 self.all.oracle.check_pool(node.name(), pool);
             }
         }
+        let found = self.all.network.findings();
+        found.into_iter().for_each(|finding| self.all.oracle.fail(finding));
     }
 
     /// Everything comes to rest, and every block comes back: first while all still run, then after an
@@ -124,6 +126,7 @@ impl World {
         self.wait("does not end", Node::is_over).await;
         self.wait("has blocks in use at its end", |node| node.pool().is_none_or(Oracle::is_full))
             .await;
+        self.check();
     }
 
     /// Waits until something holds of every node, or says of which it does not.
