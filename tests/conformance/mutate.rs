@@ -4,8 +4,8 @@
 //! with what it finds; [`play_corpus`] calls the same function with every file of a folder, and then with
 //! mutations for some seconds. The variables are those of [`script`](super::script).
 //!
-//! What a body may cost is bounded here: a play that does not end within [`PLAY_MAX`] ends the process with
-//! the input's name, and so does one that wants more memory than [`MEMORY_MAX`].
+//! What a body may cost is bounded here: a play that does not end within `PLAY_MAX` ends the process with
+//! the input's name, and so does one that wants more memory than `MEMORY_MAX`.
 
 use std::fs;
 use std::path::Path;
