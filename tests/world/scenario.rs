@@ -4,7 +4,7 @@ use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
 /// Events of a drawn scenario.
-pub const EVENTS: usize = 200;
+const EVENTS: usize = 200;
 
 /// A seed and what happens. The seed also decides what the network draws, and what the hosts are like.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,8 +158,41 @@ impl Scenario {
     }
 }
 
+/// What the events of a run are drawn from.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    /// Hosts of the world.
+    pub hosts: usize,
+    /// Faults in a hundred events; six more are strains, the rest is work.
+    pub faults: u32,
+    /// Milliseconds between two events, below this.
+    pub pace: u64,
+}
+
+/// Draws the events of a run: faults, strains, and work, each of which knows its number.
+pub fn draw_events(
+    seed: u64,
+    mut random: Rng,
+    share: Share,
+    strain: impl Fn(&mut Rng, usize) -> What,
+    work: impl Fn(&mut Rng, u32) -> What,
+) -> Scenario {
+    let mut at = 0;
+    let draw = |id| {
+        at += random.u64(0..share.pace);
+        let what = match random.u32(0..100) {
+            drawn if drawn < share.faults => draw_fault(&mut random, share.hosts),
+            drawn if drawn < share.faults + 6 => strain(&mut random, share.hosts),
+            _ => work(&mut random, id),
+        };
+        Event { at, what }
+    };
+    let events = (0..EVENTS as u32).map(draw).collect();
+    Scenario { seed, events }
+}
+
 /// Draws faults between `hosts` hosts.
-pub fn draw_fault(random: &mut Rng, hosts: usize) -> What {
+fn draw_fault(random: &mut Rng, hosts: usize) -> What {
     let one = random.usize(0..hosts);
     let other = (one + random.usize(1..hosts.max(2))) % hosts;
     match random.u8(0..20) {

@@ -170,6 +170,7 @@ mod tests {
         assert_eq!(ids(&mut events), [1]);
         assert!(!bridge.is_handed_over());
     }
+
     #[test]
     fn a_token_that_is_lost_or_doubled_on_the_way_is_an_error() {
         let continuation = |id, position| token(Phase::Continuation, id).at(position);

@@ -14,7 +14,7 @@ use fastrand::Rng;
 
 use crate::oracle::Report;
 use crate::runs::World;
-use crate::scenario::{Answer, EVENTS, Event, Hog, Offer, Scenario, What, draw_fault};
+use crate::scenario::{Answer, Hog, Offer, Scenario, Share, What, draw_events};
 
 /// The world of endpoints.
 pub const ENGINE: World = World { name: "engine", draw: scenario, run };
@@ -29,18 +29,9 @@ pub fn scenario(seed: u64) -> Scenario {
     // Some runs are of work alone, some of little else than faults.
     let faults = [0, 5, 20, 50][random.usize(0..4)];
     let pace = [4, 20, 60][random.usize(0..3)];
-    let mut at = 0;
-    let draw = |id| {
-        at += random.u64(0..pace);
-        let what = match random.u32(0..100) {
-            drawn if drawn < faults => draw_fault(&mut random, hosts),
-            drawn if drawn < faults + 6 => draw_strain(&mut random, hosts),
-            _ => What::Offer(draw_offer(&mut random, hosts, id)),
-        };
-        Event { at, what }
-    };
-    let events = (0..EVENTS as u32).map(draw).collect();
-    Scenario { seed, events }
+    draw_events(seed, random, Share { hosts, faults, pace }, draw_strain, |random, id| {
+        What::Offer(draw_offer(random, hosts, id))
+    })
 }
 
 fn draw_strain(random: &mut Rng, hosts: usize) -> What {

@@ -15,7 +15,7 @@ use fastrand::Rng;
 
 use crate::oracle::Report;
 use crate::runs::World;
-use crate::scenario::{Ask, EVENTS, Event, Hog, Scenario, What, draw_fault};
+use crate::scenario::{Ask, Hog, Scenario, Share, What, draw_events};
 
 /// The world of clusters.
 pub const SERVING: World = World { name: "serving", draw: scenario, run };
@@ -34,18 +34,9 @@ pub fn scenario(seed: u64) -> Scenario {
     let hosts = random.usize(3..=6);
     let faults = [0, 5, 15, 40][random.usize(0..4)];
     let pace = [10, 30, 100][random.usize(0..3)];
-    let mut at = 0;
-    let draw = |id| {
-        at += random.u64(0..pace);
-        let what = match random.u32(0..100) {
-            drawn if drawn < faults => draw_fault(&mut random, hosts),
-            drawn if drawn < faults + 6 => draw_strain(&mut random, hosts),
-            _ => What::Ask(draw_ask(&mut random, hosts, id)),
-        };
-        Event { at, what }
-    };
-    let events = (0..EVENTS as u32).map(draw).collect();
-    Scenario { seed, events }
+    draw_events(seed, random, Share { hosts, faults, pace }, draw_strain, |random, id| {
+        What::Ask(draw_ask(random, hosts, id))
+    })
 }
 
 fn draw_strain(random: &mut Rng, hosts: usize) -> What {
