@@ -2,7 +2,8 @@
 //!
 //! Invariants, named by the SAFETY comments of this crate:
 //! - P1: a block id has at most one [`ReservedBlock`], and then no [`SealedBlock`].
-//! - P2: a [`SealedBlock`]'s bytes are written by nobody until its last clone is dropped.
+//! - P2: a [`SealedBlock`]'s bytes are written by nobody until the last one of its id is dropped, and while
+//!   the [prefix index](super::prefix) knows the block, not even then.
 //! - P3: every block is in exactly one of the states that [`Accounting`] counts.
 
 use std::fmt;
@@ -11,12 +12,11 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::layout::{KvPlane, Layout, PoolShape};
-use super::lease::Lending;
 use super::limit::{self, Available, MemoryLimit};
 use super::list::Extent;
 use super::region::{Backing, Region};
-use super::reserve::Waiters;
 use super::spec::{KvSpec, Part};
+use super::state::{Accounting, BlockState, State};
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -78,67 +78,6 @@ impl PoolOptions {
     }
 }
 
-/// How many blocks are in which state; the sum of all but `total` is `total`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Accounting {
-    /// Blocks of the pool.
-    pub total: usize,
-    /// Ready to be reserved.
-    pub free: usize,
-    /// Exclusively owned and writable.
-    pub reserved: usize,
-    /// Exclusively owned, lent to an operation that writes into them.
-    pub loaned: usize,
-    /// Abandoned by their owner while an operation may still write into them.
-    pub quarantined: usize,
-    /// Shared and read-only.
-    pub sealed: usize,
-}
-
-/// State of one block (P3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BlockState {
-    Free,
-    Reserved,
-    Loaned,
-    Quarantined,
-    Sealed,
-}
-
-#[derive(Debug)]
-pub(super) struct State {
-    pub(super) free: Vec<u32>,
-    pub(super) waiters: Waiters,
-    pub(super) lending: Lending,
-    states: Vec<BlockState>,
-    counts: Accounting,
-}
-
-impl State {
-    fn count(&mut self, state: BlockState) -> &mut usize {
-        match state {
-            BlockState::Free => &mut self.counts.free,
-            BlockState::Reserved => &mut self.counts.reserved,
-            BlockState::Loaned => &mut self.counts.loaned,
-            BlockState::Quarantined => &mut self.counts.quarantined,
-            BlockState::Sealed => &mut self.counts.sealed,
-        }
-    }
-
-    /// Marks a loaned block as abandoned; a block in another state stays as it is.
-    pub(super) fn quarantine(&mut self, id: u32) {
-        if self.states[id as usize] == BlockState::Loaned {
-            self.set(id, BlockState::Quarantined);
-        }
-    }
-
-    pub(super) fn set(&mut self, id: u32, to: BlockState) {
-        let from = std::mem::replace(&mut self.states[id as usize], to);
-        *self.count(from) -= 1;
-        *self.count(to) += 1;
-    }
-}
-
 #[derive(Debug)]
 struct Inner {
     options: PoolOptions,
@@ -191,16 +130,8 @@ impl BlockPool {
             backing,
             source,
         })?;
-        let total = options.blocks;
-        let state = State {
-            // Popped from the end, so that low ids go first.
-            free: (0..total as u32).rev().collect(),
-            waiters: Waiters::default(),
-            lending: Lending::default(),
-            states: vec![BlockState::Free; total],
-            counts: Accounting { total, free: total, ..Accounting::default() },
-        };
-        let (region, state) = (Arc::new(region), Mutex::new(state));
+        let state = Mutex::new(State::new(options.blocks));
+        let region = Arc::new(region);
         Ok(Self(Arc::new(Inner { options, shape, region, state })))
     }
 
@@ -241,7 +172,7 @@ impl BlockPool {
 
     /// The exact state of all blocks, now.
     pub fn accounting(&self) -> Accounting {
-        self.state().counts
+        self.state().counts()
     }
 
     /// Whether both handles name one pool.
@@ -254,18 +185,17 @@ impl BlockPool {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes `count` free blocks out of a locked state.
+    /// Takes `count` of the available blocks out of a locked state.
     pub(super) fn take(&self, state: &mut State, count: usize) -> Vec<ReservedBlock> {
-        let start = state.free.len() - count;
-        let ids = state.free.split_off(start);
+        let ids = state.take(count);
         self.notice_pressure(state);
-        ids.into_iter()
-            .rev()
-            .map(|id| {
-                state.set(id, BlockState::Reserved);
-                ReservedBlock { pool: self.clone(), id }
-            })
-            .collect()
+        ids.map(|id| ReservedBlock(Hold { pool: self.clone(), id })).collect()
+    }
+
+    /// One more owner of a block that is sealed or cached, in a locked state.
+    pub(super) fn share(&self, state: &mut State, id: u32) -> SealedBlock {
+        state.hold(id);
+        SealedBlock::new(Hold { pool: self.clone(), id })
     }
 
     /// Where the bytes of one token of a block lie: for each layer, its segments.
@@ -281,11 +211,11 @@ impl BlockPool {
         layers.map(|layer| self.shape().layer(layer).iter().map(extent).collect()).collect()
     }
 
-    fn free_block(&self, id: u32) {
+    fn release(&self, id: u32) {
         let mut state = self.state();
-        state.set(id, BlockState::Free);
-        state.free.push(id);
-        self.serve_waiters(state);
+        if state.release(id) {
+            self.serve_waiters(state);
+        }
     }
 }
 
@@ -299,26 +229,49 @@ impl fmt::Debug for BlockPool {
     }
 }
 
-/// Exclusive ownership of a block: writable. Dropping it frees the block.
-pub struct ReservedBlock {
+/// One of those for whom a block is not free.
+struct Hold {
     pool: BlockPool,
     id: u32,
 }
 
+impl Hold {
+    fn token_extents(&self, token: u32) -> impl Iterator<Item = Extent> + use<> {
+        self.pool.token_extents(self.id, token).into_iter().flatten()
+    }
+
+    fn read_token(&self, token: u32, bytes: &mut Vec<u8>) {
+        for extent in self.token_extents(token) {
+            // SAFETY: the extent lies in this block, which nobody writes: it is sealed (P2), or borrowed
+            // by its only owner (P1).
+            bytes.extend_from_slice(unsafe { self.pool.region().bytes(extent) });
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.pool.release(self.id);
+    }
+}
+
+/// Exclusive ownership of a block: writable. Dropping it frees the block.
+pub struct ReservedBlock(Hold);
+
 impl ReservedBlock {
     /// Index of the block in its pool.
     pub fn id(&self) -> u32 {
-        self.id
+        self.0.id
     }
 
     /// The pool that the block belongs to.
     pub fn pool(&self) -> &BlockPool {
-        &self.pool
+        &self.0.pool
     }
 
     /// Writes `byte` to every byte of every token of the block.
     pub fn fill(&mut self, byte: u8) {
-        for token in 0..self.pool.spec().block_tokens {
+        for token in 0..self.pool().spec().block_tokens {
             self.fill_token(token, byte);
         }
     }
@@ -328,54 +281,50 @@ impl ReservedBlock {
     /// # Panics
     /// When the block does not have so many tokens.
     pub fn fill_token(&mut self, token: u32, byte: u8) {
-        for extent in self.pool.token_extents(self.id, token).into_iter().flatten() {
+        for extent in self.0.token_extents(token) {
             // SAFETY: the extent lies in this block, which nobody else reads or writes (P1), and
             // `self` is borrowed exclusively.
-            unsafe { self.pool.region().bytes_mut(extent) }.fill(byte);
+            unsafe { self.pool().region().bytes_mut(extent) }.fill(byte);
         }
     }
 
     /// Appends a copy of the bytes of one token.
     pub(super) fn read_token(&self, token: u32, bytes: &mut Vec<u8>) {
-        for extent in self.pool.token_extents(self.id, token).into_iter().flatten() {
-            // SAFETY: the extent lies in this block, which nobody writes: it is sealed (P2), or borrowed
-            // by its only owner (P1).
-            bytes.extend_from_slice(unsafe { self.pool.region().bytes(extent) });
-        }
+        self.0.read_token(token, bytes);
     }
 
     /// Gives up writing, for ever: the block can now be shared.
     pub fn seal(self) -> SealedBlock {
         self.set_state(BlockState::Sealed);
-        SealedBlock { id: self.id, block: Arc::new(self) }
+        SealedBlock::new(self.0)
     }
 
     pub(super) fn set_state(&self, to: BlockState) {
-        self.pool.state().set(self.id, to);
-    }
-}
-
-impl Drop for ReservedBlock {
-    fn drop(&mut self) {
-        self.pool.free_block(self.id);
+        self.pool().state().set(self.id(), to);
     }
 }
 
 impl fmt::Debug for ReservedBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ReservedBlock({})", self.id)
+        write!(f, "ReservedBlock({})", self.id())
     }
 }
 
-/// Shared, read-only ownership of a block. The last clone's drop frees the block.
+/// Shared, read-only ownership of a block. The last owner's drop frees the block, or leaves it to the
+/// cache.
 #[derive(Clone)]
 pub struct SealedBlock {
-    /// The same as the block's, at hand: lists of thousands are asked for nothing else.
+    /// The same as the hold's, at hand: lists of thousands are asked for nothing else.
     id: u32,
-    block: Arc<ReservedBlock>,
+    /// Clones share one; the prefix index makes new ones.
+    hold: Arc<Hold>,
 }
 
 impl SealedBlock {
+    fn new(hold: Hold) -> Self {
+        Self { id: hold.id, hold: Arc::new(hold) }
+    }
+
     /// Index of the block in its pool.
     pub fn id(&self) -> u32 {
         self.id
@@ -383,7 +332,7 @@ impl SealedBlock {
 
     /// The pool that the block belongs to.
     pub fn pool(&self) -> &BlockPool {
-        &self.block.pool
+        &self.hold.pool
     }
 
     /// The bytes of one token: for each layer, its segments.
@@ -401,7 +350,7 @@ impl SealedBlock {
 impl SealedBlock {
     /// Appends a copy of the bytes of one token.
     pub(super) fn read_token(&self, token: u32, bytes: &mut Vec<u8>) {
-        self.block.read_token(token, bytes);
+        self.hold.read_token(token, bytes);
     }
 }
 

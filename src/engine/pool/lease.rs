@@ -18,8 +18,8 @@
 //! blocks are free, others write
 //! ```
 //! Under pressure the lender asks for its blocks back ([`Grant::recall`]); the reader copies them home
-//! and lets go. Pressure is: fewer free blocks than a quarter of the pool, or somebody in the queue who
-//! waits for more than is free, counting what was recalled already.
+//! and lets go. Pressure is: fewer available blocks than a quarter of the pool, or somebody in the queue who
+//! waits for more than that, counting what was recalled already.
 
 use std::fmt;
 use std::future::Future;
@@ -31,8 +31,9 @@ use std::task::{Context, Poll};
 use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
 
-use super::block::{BlockPool, SealedBlock, State};
+use super::block::{BlockPool, SealedBlock};
 use super::region::REGION_ALIGN;
+use super::state::State;
 
 /// Most leases of one pool that are in force at a time.
 pub const LEASES_MAX: usize = REGION_ALIGN / size_of::<u64>();
@@ -107,10 +108,11 @@ impl BlockPool {
 
     fn is_pressed(&self, state: &State) -> bool {
         let Lending { lent, recalled, .. } = state.lending;
-        let soon = state.free.len() + recalled;
+        let soon = state.available() + recalled;
         let short = soon < self.shape().blocks() / 4;
         lent > recalled
-            && (short || state.waiters.front().is_some_and(|waiter| waiter.count > soon))
+            && (short
+                || state.waiters.front().is_some_and(|waiter| waiter.demand(state).taken > soon))
     }
 
     fn lease_word(&self, slot: u32) -> &AtomicU64 {

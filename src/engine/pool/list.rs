@@ -13,8 +13,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::block::{BlockPool, BlockState, ReservedBlock, SealedBlock};
+use super::block::{BlockPool, ReservedBlock, SealedBlock};
 use super::payload::PayloadOrder;
+use super::state::BlockState;
 
 /// A run of bytes in a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,10 +5,10 @@
 //! [`sequence`](KvSequence) (the blocks of one sequence), [`run`](SealedRun) (the same, finished), [`list`](GatherList) (what an operation
 //! holds on to while it moves bytes), [`copy`](TransferStats) (the one place that copies payload),
 //! [`lease`](Grant) and [`peer`](PeerPool) (blocks that another process reads in place: who lends them, who
-//! borrows them).
+//! borrows them), [`prefix`](PrefixKey) (blocks that are found again by what they hold).
 //!
 //! ```text
-//! reserve ──> ReservedBlock ──seal──> SealedBlock ──last drop──> free
+//! reserve ──> ReservedBlock ──seal──> SealedBlock ──last drop──> free, or cached until it is needed
 //!             exclusive,              shared, cloneable,
 //!             writable                read-only
 //!                 │                        │
@@ -27,15 +27,17 @@ mod limit;
 mod list;
 mod payload;
 mod peer;
+mod prefix;
 mod pull;
 mod region;
 mod reserve;
 mod run;
 mod sequence;
 mod spec;
+mod state;
 mod stripes;
 
-pub use block::{Accounting, BlockPool, PoolError, PoolOptions, ReservedBlock, SealedBlock};
+pub use block::{BlockPool, PoolError, PoolOptions, ReservedBlock, SealedBlock};
 pub use copy::{Stores, TransferStats, copy_payload, copy_payload_from_peer};
 pub use digest::Digest;
 pub use layout::{KvPlane, Layout, PoolShape};
@@ -45,9 +47,11 @@ pub use limit::MemoryLimit;
 pub use list::{Cursor, Extent, GatherList, ListError, Loan, ScatterList, TokenRange};
 pub use payload::PayloadOrder;
 pub use peer::{AdoptedBlocks, Lease, LeaseLost, PeerMemory, PeerPool};
+pub use prefix::{PrefixChain, PrefixKey, PrefixRoot, ReserveRoom, Room};
 pub use pull::Pull;
 pub use region::{Backing, PageKind, REGION_ALIGN, Region, RegionView};
 pub use reserve::{Reserve, ReserveError};
 pub use run::SealedRun;
 pub use sequence::{KvSequence, SequenceError};
 pub use spec::{Dtype, KvSpec, LayerSpec, Part, SegmentSpec};
+pub use state::Accounting;

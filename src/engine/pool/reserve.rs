@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll};
 
 use tokio::sync::oneshot;
 
-use super::block::{BlockPool, ReservedBlock, State};
+use super::block::{BlockPool, ReservedBlock};
+use super::prefix::{Demand, PrefixKey, ReserveRoom, Room};
+use super::state::State;
 
 /// Why blocks could not be reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,13 +24,13 @@ pub enum ReserveError {
         /// Blocks of the whole pool.
         total: usize,
     },
-    /// Not now: too few are free, or others wait already.
-    #[error("{asked} blocks asked, {free} free, {waiting} requests waiting before it")]
+    /// Not now: too few are available, or others wait already.
+    #[error("{asked} blocks asked, {available} available, {waiting} requests waiting before it")]
     Busy {
         /// Blocks asked for.
         asked: usize,
-        /// Blocks free.
-        free: usize,
+        /// Blocks that could be reserved.
+        available: usize,
         /// Requests that wait already.
         waiting: usize,
     },
@@ -40,15 +42,24 @@ pub(super) type Waiters = VecDeque<Waiter>;
 /// One of them. The granted blocks travel in the channel, so that a dropped future frees them.
 #[derive(Debug)]
 pub(super) struct Waiter {
+    /// Of the first blocks among them, which may be cached.
+    pub(super) keys: Arc<[PrefixKey]>,
     pub(super) count: usize,
-    grant: oneshot::Sender<Vec<ReservedBlock>>,
+    pub(super) grant: oneshot::Sender<Room>,
+}
+
+impl Waiter {
+    /// What it would get and take now.
+    pub(super) fn demand(&self, state: &State) -> Demand {
+        Demand::of(state, &self.keys, self.count)
+    }
 }
 
 impl BlockPool {
     /// Reserves `count` blocks now, or none.
     ///
     /// # Errors
-    /// [`ReserveError::Busy`] when they are not free, or when an earlier [`reserve`](Self::reserve)
+    /// [`ReserveError::Busy`] when there are too few, or when an earlier [`reserve`](Self::reserve)
     /// still waits: nobody overtakes.
     pub fn try_reserve(&self, count: usize) -> Result<Vec<ReservedBlock>, ReserveError> {
         self.take_now(count, |waiting| waiting == 0)
@@ -60,7 +71,7 @@ impl BlockPool {
     /// them, the two could wait for each other.
     ///
     /// # Errors
-    /// [`ReserveError::Busy`] when they are not free.
+    /// [`ReserveError::Busy`] when there are too few.
     pub fn try_reserve_growth(&self, count: usize) -> Result<Vec<ReservedBlock>, ReserveError> {
         self.take_now(count, |_| true)
     }
@@ -73,15 +84,7 @@ impl BlockPool {
     /// # Cancel safety
     /// Dropping the future gives up the place in the queue; blocks granted meanwhile are freed.
     pub fn reserve(&self, count: usize) -> Reserve {
-        if let Err(error) = self.check_count(count) {
-            return Reserve { pool: self.clone(), state: ReserveState::Failed(error) };
-        }
-        let (grant, granted) = oneshot::channel();
-        let mut state = self.state();
-        state.waiters.push_back(Waiter { count, grant });
-        self.notice_pressure(&mut state);
-        self.serve_waiters(state);
-        Reserve { pool: self.clone(), state: ReserveState::Waiting(granted) }
+        Reserve(self.reserve_behind(Arc::default(), count))
     }
 
     fn take_now(
@@ -91,14 +94,14 @@ impl BlockPool {
     ) -> Result<Vec<ReservedBlock>, ReserveError> {
         self.check_count(count)?;
         let mut state = self.state();
-        let (free, waiting) = (state.free.len(), state.waiters.len());
-        if count > free || !admit(waiting) {
-            return Err(ReserveError::Busy { asked: count, free, waiting });
+        let (available, waiting) = (state.available(), state.waiters.len());
+        if count > available || !admit(waiting) {
+            return Err(ReserveError::Busy { asked: count, available, waiting });
         }
         Ok(self.take(&mut state, count))
     }
 
-    fn check_count(&self, asked: usize) -> Result<(), ReserveError> {
+    pub(super) fn check_count(&self, asked: usize) -> Result<(), ReserveError> {
         let total = self.options().blocks;
         if asked > total { Err(ReserveError::TooMany { asked, total }) } else { Ok(()) }
     }
@@ -109,61 +112,32 @@ impl BlockPool {
     pub(super) fn serve_waiters(&self, mut state: MutexGuard<'_, State>) {
         let mut grants = Vec::new();
         while let Some(front) = state.waiters.front() {
-            if !front.grant.is_closed() && front.count > state.free.len() {
+            let Demand { run, taken } = front.demand(&state);
+            if !front.grant.is_closed() && taken > state.available() {
                 break;
             }
-            let Some(waiter) = state.waiters.pop_front() else { break };
-            if !waiter.grant.is_closed() {
-                grants.push((waiter.grant, self.take(&mut state, waiter.count)));
+            let Some(Waiter { keys, count, grant }) = state.waiters.pop_front() else { break };
+            if !grant.is_closed() {
+                grants.push((grant, self.take_room(&mut state, &keys[..run], count)));
             }
         }
         drop(state);
-        for (grant, blocks) in grants {
+        for (grant, room) in grants {
             // A refused grant frees its blocks here, which serves the next in line.
-            let _ = grant.send(blocks);
+            let _ = grant.send(room);
         }
     }
 }
 
 /// Future of [`BlockPool::reserve`].
 #[derive(Debug)]
-pub struct Reserve {
-    pool: BlockPool,
-    state: ReserveState,
-}
-
-#[derive(Debug)]
-enum ReserveState {
-    Waiting(oneshot::Receiver<Vec<ReservedBlock>>),
-    Failed(ReserveError),
-    Done,
-}
+pub struct Reserve(ReserveRoom);
 
 impl Future for Reserve {
     type Output = Result<Vec<ReservedBlock>, ReserveError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let output = match &mut self.state {
-            ReserveState::Waiting(granted) => match Pin::new(granted).poll(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(granted) => Ok(granted.expect("a waiter leaves the queue by a grant")),
-            },
-            ReserveState::Failed(error) => Err(*error),
-            ReserveState::Done => panic!("Reserve polled after completion"),
-        };
-        self.state = ReserveState::Done;
-        Poll::Ready(output)
-    }
-}
-
-impl Drop for Reserve {
-    fn drop(&mut self) {
-        if let ReserveState::Waiting(granted) = &mut self.state {
-            // Blocks granted but never taken are freed; a place in the queue is given up.
-            granted.close();
-            drop(granted.try_recv());
-            self.pool.serve_waiters(self.pool.state());
-        }
+        Pin::new(&mut self.0).poll(cx).map_ok(|room| room.reserved)
     }
 }
 

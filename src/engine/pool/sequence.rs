@@ -5,6 +5,7 @@ use super::copy::TransferStats;
 use super::list::ScatterList;
 use super::payload::PayloadOrder;
 use super::peer::{AdoptedBlocks, LeaseLost};
+use super::prefix::PrefixKey;
 
 /// Why blocks do not fit a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,13 +58,15 @@ pub struct KvSequence {
     reserved: Vec<ReservedBlock>,
     table: Vec<u32>,
     len: usize,
+    /// First blocks that the prefix index knows, or did.
+    indexed: usize,
 }
 
 impl KvSequence {
     /// A sequence without blocks.
     pub fn new(pool: &BlockPool) -> Self {
         let (sealed, reserved, table) = (Vec::new(), Vec::new(), Vec::new());
-        Self { pool: pool.clone(), adopted: None, sealed, reserved, table, len: 0 }
+        Self { pool: pool.clone(), adopted: None, sealed, reserved, table, len: 0, indexed: 0 }
     }
 
     /// A sequence of `len` tokens that lie in `adopted`, then in `reserved`.
@@ -255,6 +258,29 @@ impl KvSequence {
     pub fn seal_full(&mut self) {
         let full = self.len / self.block_tokens();
         self.seal_to(full);
+    }
+
+    /// Seals every full block, and lets others find them in the pool under `keys`: the name of each full
+    /// block, from the first on. Where the pool knows a block of the same name already, that one takes the
+    /// place of the sequence's own, which is let go. Blocks in a peer's pool cannot be found, nor what
+    /// follows them.
+    ///
+    /// The bytes must be what the keys say: whoever finds them reads them as his own.
+    pub fn cache_full(&mut self, keys: &[PrefixKey]) {
+        self.seal_full();
+        if self.adopted.is_some() {
+            return;
+        }
+        let full = keys.len().min(self.len / self.block_tokens());
+        if self.indexed >= full {
+            return;
+        }
+        let pool = self.pool.clone();
+        let from = self.indexed;
+        self.indexed = pool.cache(&keys[..full], &mut self.sealed[..full], from);
+        for (at, block) in self.table[from..self.indexed].iter_mut().zip(&self.sealed[from..]) {
+            *at = block.id();
+        }
     }
 
     /// Seals every written block, also a partial last one, and frees the unwritten ones: the sequence
