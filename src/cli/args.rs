@@ -112,6 +112,9 @@ pub(crate) struct EngineArgs {
     /// Most prompt tokens computed in one step, so that others' tokens are not held up for long.
     #[arg(long, value_name = "TOKENS", default_value = "256")]
     pub(crate) prefill_chunk: NonZeroUsize,
+    /// Compute every prompt as a whole, also where an earlier one began alike.
+    #[arg(long)]
+    pub(crate) no_prefix_cache: bool,
 }
 
 #[derive(Debug, Args)]

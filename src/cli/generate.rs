@@ -45,6 +45,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
         ignore_eos: false,
         logprobs: None,
         deadline: None,
+        cache_salt: None,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

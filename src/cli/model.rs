@@ -54,6 +54,7 @@ pub(crate) fn start(
         running_max: args.max_batch.get(),
         eos: files.config().eos.clone(),
         context_len_max: args.max_model_len,
+        prefix_cache: !args.no_prefix_cache,
         ..SchedulerOptions::default()
     };
     Ok(BatchScheduler::start(Box::new(model), pool, options).map_err(unusable)?)

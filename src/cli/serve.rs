@@ -104,7 +104,7 @@ async fn worker(args: &ServeArgs, files: &ModelFiles, role: NodeRole, stop: Stop
 /// The last line of a node with a pool: whether it kept its books.
 fn say_goodbye(scheduler: &BatchScheduler) {
     let end = scheduler.pool().accounting();
-    match end.total - end.free {
+    match end.total - end.available() {
         0 => tracing::info!(blocks = end.total, "stopped, all blocks are free"),
         held => tracing::error!(held, ?end, "stopped, blocks are still held: please report this"),
     }

@@ -32,6 +32,8 @@ pub struct GenerateRequest {
     pub logprobs: Option<u8>,
     /// When the caller gives up; the backend may stop earlier than the caller notices.
     pub deadline: Option<Instant>,
+    /// Only requests with the same salt share cached blocks.
+    pub cache_salt: Option<String>,
 }
 
 /// What a [`Generation`] delivers: at most one `Started`, tokens, then one `Finished` or `Failed`.
@@ -60,7 +62,7 @@ pub enum TokenEvent {
 /// How a request is served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Started {
-    /// Prompt tokens that were in a cache already.
+    /// Prompt tokens that were not computed, because the node that computes prompts had them.
     pub cached_tokens: u32,
     /// What an operator wants to see of the route (nodes, handed off or not, why a fallback), as
     /// (name, value): the front answers with a header `x-blockwire-<name>` for each.

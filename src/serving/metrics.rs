@@ -197,6 +197,7 @@ impl Collector for PoolCollector {
             ("loaned", now.loaned),
             ("quarantined", now.quarantined),
             ("sealed", now.sealed),
+            ("cached", now.cached),
         ];
         for (state, blocks) in states {
             let name = format!("blockwire:pool_blocks_{state}");
@@ -205,9 +206,9 @@ impl Collector for PoolCollector {
         let (name, lent) = ("blockwire:pool_blocks_lent", self.pool.lent_blocks());
         let help = "Sealed blocks of the pool that peers read in place";
         gauge(&mut encoder, name, help, &self.name, lent)?;
-        let used = 1.0 - now.free as f64 / now.total.max(1) as f64;
+        let used = 1.0 - now.available() as f64 / now.total.max(1) as f64;
         let gauge = ConstGauge::new(used);
-        let help = "Share of the pool in use, 0 to 1";
+        let help = "Share of the pool in use, without what is only cached, 0 to 1";
         let kind = gauge.metric_type();
         let mut metric =
             encoder.encode_descriptor("blockwire:kv_cache_usage_perc", help, None, kind)?;

@@ -13,8 +13,8 @@ pub(crate) struct Accounts(HashMap<u32, Account>);
 /// What one node has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Account {
-    /// Free blocks of its pool; a router has none.
-    free: Option<u64>,
+    /// Blocks of its pool that can be had; a router has none.
+    available: Option<u64>,
     resources: Resources,
 }
 
@@ -44,7 +44,7 @@ impl Accounts {
             let what = format!("{} has {now:?}, at the start {start:?}", node.role);
             wait_until(&what, || {
                 now = Account::of(node);
-                now.free == start.free
+                now.available == start.available
                     && now.resources.descriptors <= start.resources.descriptors
                     && now.resources.threads <= start.resources.threads
             });
@@ -54,8 +54,9 @@ impl Accounts {
 
 impl Account {
     fn of(node: &Node) -> Self {
-        let free = (node.role != "router").then(|| node.metric("pool_blocks_free"));
-        Self { free, resources: node.resources() }
+        let available = || node.metric("pool_blocks_free") + node.metric("pool_blocks_cached");
+        let available = (node.role != "router").then(available);
+        Self { available, resources: node.resources() }
     }
 }
 

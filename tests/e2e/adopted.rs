@@ -1,5 +1,6 @@
 //! Caches that stay where they were computed: nothing is copied, and nothing depends on it that the
-//! node which computed them lives on, has room, or is in time.
+//! node which computed them lives on, has room, or is in time. Without the prefix cache: each request is handed
+//! over as a whole.
 
 use std::thread;
 
@@ -23,7 +24,7 @@ fn adopted(cluster: &Cluster) -> u64 {
 #[test]
 fn a_gibibyte_is_adopted_without_a_copy() {
     let mut setup = Setup::new(Model::Wide, Carrier::Shm);
-    setup.flags = vec!["--kv-dtype=f32", "--kv-memory=1600"];
+    setup.flags = vec!["--no-prefix-cache", "--kv-dtype=f32", "--kv-memory=1600"];
     let bodies = [completion(&Model::Wide.prompt(512, 1), 6)];
     let expected = single_node(&setup, &[], &bodies);
     let cluster = Cluster::start(setup);
@@ -49,7 +50,7 @@ fn some_answers(number: usize) -> Value {
 
 #[test]
 fn a_prefill_node_that_dies_leaves_its_readers_what_they_read() {
-    let mut cluster = Cluster::start(Setup::new(Model::Llama, Carrier::Shm));
+    let mut cluster = Cluster::start(Setup::new(Model::Llama, Carrier::Shm).without_prefix_cache());
     let expected = ask(cluster.http(), &some_answers(1)).unwrap();
     let recomputed = cluster.decode.metric("prefill_tokens_computed_total");
     let before = cluster.prefill[0].metric("handoffs_sent_total");
@@ -71,7 +72,7 @@ fn a_prefill_node_that_dies_leaves_its_readers_what_they_read() {
 
 #[test]
 fn a_prefill_node_that_stops_waits_for_its_readers() {
-    let mut cluster = Cluster::start(Setup::new(Model::Llama, Carrier::Shm));
+    let mut cluster = Cluster::start(Setup::new(Model::Llama, Carrier::Shm).without_prefix_cache());
     let expected = ask(cluster.http(), &some_answers(1)).unwrap();
     let mut stream = Caller::ask(cluster.http(), &streamed(some_answers(1)));
     stream.wait_for_event();
@@ -90,7 +91,7 @@ fn a_prefill_node_that_stops_waits_for_its_readers() {
 #[test]
 fn fault_b06_a_prefill_pool_of_one_prompt_serves_many() {
     let mut setup = Setup::new(Model::Llama, Carrier::Shm);
-    setup.flags = vec![];
+    setup.flags = vec!["--no-prefix-cache"];
     setup.prefill_flags = vec!["--kv-blocks=16"];
     setup.decode_flags = vec!["--kv-blocks=400"];
     let cluster = Cluster::start(setup);
@@ -110,7 +111,7 @@ fn fault_b06_a_prefill_pool_of_one_prompt_serves_many() {
 #[test]
 fn pools_that_are_both_short_finish_everything() {
     let mut setup = Setup::new(Model::Llama, Carrier::Shm);
-    setup.flags = vec![];
+    setup.flags = vec!["--no-prefix-cache"];
     setup.prefill_flags = vec!["--kv-blocks=30"];
     setup.decode_flags = vec!["--kv-blocks=40"];
     let cluster = Cluster::start(setup);
@@ -134,7 +135,7 @@ fn a_decode_node_that_stands_still_never_goes_on_with_what_it_lost() {
     let _watchdog = Watchdog::start();
     let dir = runtime_dir();
     let mut setup = Setup::new(Model::Llama, Carrier::Shm);
-    setup.flags = vec![];
+    setup.flags = vec!["--no-prefix-cache"];
     setup.prefill_flags = vec!["--kv-blocks=60"];
     setup.decode_flags = vec!["--kv-blocks=400"];
     let decode = [0, 1].map(|n| start_decode(&setup, dir.path(), &format!("shm:decode-{n}")));

@@ -86,6 +86,13 @@ impl Setup {
         Self { model, carrier, prefill_nodes: 1, flags: vec![memory], prefill_flags, decode_flags }
     }
 
+    /// The same with every prompt computed, and every cache moved, as a whole.
+    #[must_use]
+    pub(crate) fn without_prefix_cache(mut self) -> Self {
+        self.flags.push("--no-prefix-cache");
+        self
+    }
+
     /// All flags of a node.
     pub(crate) fn node_flags(&self, own: &[&str]) -> Vec<String> {
         let model = self.model.path().display().to_string();

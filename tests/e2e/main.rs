@@ -20,6 +20,7 @@ mod models;
 mod node;
 mod openai;
 mod parity;
+mod prefix;
 mod refusals;
 mod start_up;
 mod watchdog;

@@ -22,10 +22,11 @@ def check_models(client):
     return model.id
 
 
-def check_usage(usage, completion_tokens=None):
+def check_usage(usage, completion_tokens=None, cached=False):
     assert usage.prompt_tokens > 0, usage
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens, usage
-    assert usage.prompt_tokens_details.cached_tokens == 0, usage
+    assert 0 <= usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens, usage
+    assert not cached or usage.prompt_tokens_details.cached_tokens > 0, usage
     if completion_tokens is not None:
         assert usage.completion_tokens == completion_tokens, usage
 
@@ -51,7 +52,9 @@ def check_chat(client, model):
             reasons += [part.finish_reason] if part.finish_reason else []
     assert text == choice.message.content, (text, choice.message.content)
     assert roles == ["assistant"] and reasons == [choice.finish_reason], (roles, reasons)
-    assert usages == [whole.usage], (usages, whole.usage)
+    assert len(usages) == 1, usages
+    check_usage(usages[0], whole.usage.completion_tokens, cached=True)
+    assert usages[0].prompt_tokens == whole.usage.prompt_tokens, (usages, whole.usage)
 
 
 def check_completions(client, model):

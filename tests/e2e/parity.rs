@@ -1,4 +1,5 @@
-//! Tokens of three processes equal those of one: C9.
+//! Tokens of three processes equal those of one: C9. Without the prefix cache, so that every form of a request
+//! is computed and moved as a whole; `prefix` has the others.
 
 use std::iter;
 
@@ -122,7 +123,7 @@ fn assert_telling(expected: &[Completion]) {
 fn smollm2_expected() -> &'static [Completion] {
     static EXPECTED: std::sync::OnceLock<Vec<Completion>> = std::sync::OnceLock::new();
     EXPECTED.get_or_init(|| {
-        let setup = Setup::new(Model::SmolLm2, Carrier::Shm);
+        let setup = Setup::new(Model::SmolLm2, Carrier::Shm).without_prefix_cache();
         let expected = single_node(&setup, &[], &requests(Model::SmolLm2));
         assert_telling(&expected);
         expected
@@ -130,6 +131,7 @@ fn smollm2_expected() -> &'static [Completion] {
 }
 
 fn smollm2_over(setup: Setup) {
+    let setup = setup.without_prefix_cache();
     let (expected, carrier) = (smollm2_expected(), setup.carrier);
     let cluster = Cluster::start(setup);
     let chosen = |length, drawn, stream| smollm2_chosen(carrier, length, drawn, stream);
@@ -178,6 +180,7 @@ fn three_processes_equal_one_over_several_connections() {
 #[cfg(target_os = "linux")]
 fn three_processes_equal_one_over_io_uring() {
     let (expected, setup) = (smollm2_expected(), Setup::new(Model::SmolLm2, Carrier::Uring));
+    let setup = setup.without_prefix_cache();
     let cluster = Cluster::start(setup);
     let nodes = [&cluster.prefill[0], &cluster.decode];
     if nodes.iter().any(|node| node.log().contains("no io_uring here")) {
@@ -204,7 +207,7 @@ fn chats_equal_one_processs() {
     let texts = ["What is the capital of France?", "Schreibe zwei Emojis: 🤖 und 日本語."];
     let bodies: Vec<Value> =
         texts.iter().flat_map(|text| [ask(text, false), ask(text, true)]).collect();
-    let setup = Setup::new(Model::SmolLm2, Carrier::Shm);
+    let setup = Setup::new(Model::SmolLm2, Carrier::Shm).without_prefix_cache();
     let expected = single_node(&setup, &[], &bodies);
     assert!(expected.iter().all(|answer| !answer.text.is_empty()));
     let cluster = Cluster::start(setup);
@@ -214,6 +217,7 @@ fn chats_equal_one_processs() {
 
 /// A tiny model over `carrier`, against one process with the decode node's flags.
 fn fixture_over(setup: Setup) {
+    let setup = setup.without_prefix_cache();
     let bodies = requests(setup.model);
     let expected = single_node(&setup, &[], &bodies);
     assert_telling(&expected);

@@ -59,13 +59,14 @@ impl Oracle {
     /// Every block of a pool is in one state.
     pub fn check_pool(&self, name: &str, pool: &BlockPool) {
         let count = pool.accounting();
-        let sum = count.free + count.reserved + count.loaned + count.quarantined + count.sealed;
+        let owned = count.reserved + count.loaned + count.quarantined + count.sealed;
+        let sum = owned + count.free + count.cached;
         self.check(sum == count.total, || format!("the blocks of {name}: {count:?}"));
     }
 
-    /// Whether all blocks of a pool are free.
+    /// Whether all blocks of a pool can be had.
     pub fn is_full(pool: &BlockPool) -> bool {
-        pool.accounting().free == pool.accounting().total
+        pool.accounting().available() == pool.accounting().total
     }
 
     /// Whether something failed.

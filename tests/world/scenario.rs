@@ -118,6 +118,9 @@ pub struct Ask {
     pub router: usize,
     /// Tokens of the prompt.
     pub prompt: usize,
+    /// How many of them, the first ones, are those of other prompts too.
+    #[serde(default)]
+    pub common: usize,
     /// Most tokens of the answer.
     pub max_tokens: u32,
     /// After so many milliseconds the client leaves.

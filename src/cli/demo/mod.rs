@@ -103,6 +103,7 @@ fn engine_flags(engine: &EngineArgs) -> Vec<String> {
         Some(blocks) => format!("--kv-blocks={blocks}"),
         None => format!("--kv-memory={}", engine.kv_memory),
     });
+    flags.extend(engine.no_prefix_cache.then(|| "--no-prefix-cache".to_owned()));
     flags.extend(engine.max_model_len.map(|len| format!("--max-model-len={len}")));
     flags
 }
@@ -170,6 +171,7 @@ fn single_node(
         ignore_eos: false,
         logprobs: None,
         deadline: None,
+        cache_salt: None,
     };
     let scheduler = model::start(files, &args.engine, "reference", Backing::Private)?;
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;

@@ -31,6 +31,7 @@ pub(super) struct CommonBody {
     pub(super) stream: Option<bool>,
     pub(super) stream_options: Option<StreamOptions>,
     pub(super) return_token_ids: Option<bool>,
+    pub(super) cache_salt: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -16,6 +16,8 @@ use crate::backend::{GenerateRequest, ModelCard, SamplingParams};
 const CHOICES_MAX: usize = 128;
 /// Most stop strings, as OpenAI.
 const STOPS_MAX: usize = 4;
+/// Most bytes of a cache salt: it travels with the request.
+const SALT_LEN_MAX: usize = 256;
 
 /// The budget when the caller names none.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +40,7 @@ pub(super) struct Fields {
     min_tokens: usize,
     ignore_eos: bool,
     sampling: SamplingParams,
+    cache_salt: Option<String>,
 }
 
 /// One generation that a request asks for.
@@ -87,6 +90,7 @@ impl Fields {
             min_tokens,
             ignore_eos: body.ignore_eos.unwrap_or(false),
             sampling: sampling(body)?,
+            cache_salt: cache_salt(body.cache_salt.as_deref())?,
         })
     }
 
@@ -120,6 +124,7 @@ impl Fields {
                     ignore_eos: self.ignore_eos,
                     logprobs,
                     deadline,
+                    cache_salt: self.cache_salt.clone(),
                 };
                 choices.push(ChoicePlan { prompt: index, request });
             }
@@ -177,6 +182,17 @@ fn stops(given: Option<&StopStrings>) -> Result<Vec<String>, ApiError> {
         return Err(ApiError::invalid("stop", "`stop` holds an empty string; leave it out"));
     }
     Ok(stops)
+}
+
+fn cache_salt(given: Option<&str>) -> Result<Option<String>, ApiError> {
+    let Some(salt) = given else { return Ok(None) };
+    if salt.is_empty() || salt.len() > SALT_LEN_MAX {
+        let len = salt.len();
+        let message =
+            format!("`cache_salt` has {len} bytes; send 1 to {SALT_LEN_MAX}, or leave it out");
+        return Err(ApiError::invalid("cache_salt", message));
+    }
+    Ok(Some(salt.to_owned()))
 }
 
 fn choices_of_a_prompt(n: Option<i64>) -> Result<usize, ApiError> {

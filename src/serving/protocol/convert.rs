@@ -153,6 +153,7 @@ fn request_to_frame(request: &GenerateRequest) -> frames::Request {
         deadline_ms: request
             .deadline
             .map(|end| end.saturating_duration_since(clock::now()).as_millis() as u64),
+        cache_salt: request.cache_salt.clone(),
     }
 }
 
@@ -185,6 +186,7 @@ fn request_from_frame(
         ignore_eos: request.ignore_eos,
         logprobs: logprobs.map_err(|_| missing("logprobs"))?,
         deadline: request.deadline_ms.map(|left| clock::now() + Duration::from_millis(left)),
+        cache_salt: request.cache_salt,
     })
 }
 
@@ -284,6 +286,7 @@ mod tests {
             ignore_eos: true,
             logprobs: Some(3),
             deadline: None,
+            cache_salt: Some("tenant".to_owned()),
         }
     }
 

@@ -16,6 +16,8 @@ pub struct StreamBridge {
     first_seen: bool,
     handed_over: bool,
     failed: bool,
+    /// Prompt tokens that the prefill node had: the decode node does not know.
+    cached_tokens: u32,
     /// Tokens that the client has.
     tokens: u32,
     /// What waits for the first token, each token with its position, where its node tells it.
@@ -34,6 +36,7 @@ impl StreamBridge {
             first_seen: false,
             handed_over: false,
             failed: false,
+            cached_tokens: 0,
             tokens: 0,
             held: Vec::new(),
         }
@@ -53,6 +56,7 @@ impl StreamBridge {
     pub fn submit_first_token(&mut self, frame: ResultFrame) -> bool {
         if !self.first_seen && (frame.cached_tokens.is_some() || !frame.tokens.is_empty()) {
             let cached_tokens = frame.cached_tokens.unwrap_or_default();
+            self.cached_tokens = cached_tokens;
             let notes = std::mem::take(&mut self.notes);
             self.emit(TokenEvent::Started(Started { cached_tokens, notes }));
         }
@@ -92,14 +96,17 @@ impl StreamBridge {
 
     /// Sends what follows on what was sent; what does not is the end. A link that is about to break may
     /// lose frames and double others: the client must not take what is left for the answer.
-    fn follow(&mut self, position: Option<u32>, event: TokenEvent) -> bool {
+    fn follow(&mut self, position: Option<u32>, mut event: TokenEvent) -> bool {
         let due = self.tokens;
-        let found = match &event {
+        let found = match &mut event {
             TokenEvent::Token { .. } => {
                 self.tokens += 1;
                 position.unwrap_or(due)
             }
-            TokenEvent::Finished { usage, .. } => usage.completion_tokens,
+            TokenEvent::Finished { usage, .. } => {
+                usage.cached_tokens = self.cached_tokens;
+                usage.completion_tokens
+            }
             _ => due,
         };
         if found == due {
@@ -159,6 +166,25 @@ mod tests {
             matches!(events.try_recv(), Ok(TokenEvent::Started(started)) if !started.notes.is_empty())
         );
         assert_eq!(ids(&mut events), [1, 2]);
+    }
+
+    #[test]
+    fn the_end_tells_what_the_prefill_node_had() {
+        let (sender, mut events) = mpsc::unbounded_channel();
+        let mut bridge = StreamBridge::new(sender, vec![]);
+        let mut first = token(Phase::FirstToken, 1);
+        first.cached_tokens = Some(48);
+        assert!(!bridge.submit_first_token(first));
+        assert!(!bridge.submit_decode_token(token(Phase::Continuation, 2)));
+        assert!(bridge.submit_decode_token(finish(Phase::Continuation, 2)));
+        let told: Vec<u32> = std::iter::from_fn(|| events.try_recv().ok())
+            .filter_map(|event| match event {
+                TokenEvent::Started(started) => Some(started.cached_tokens),
+                TokenEvent::Finished { usage, .. } => Some(usage.cached_tokens),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(told, [48, 48]);
     }
 
     #[test]

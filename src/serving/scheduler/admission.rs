@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Wake, Waker};
 
-use blockwire::pool::{KvSequence, Reserve, ReserveError, ReservedBlock, TransferStats};
+use blockwire::pool::{KvSequence, ReserveError, ReserveRoom, ReservedBlock, Room, TransferStats};
 use tokio::sync::mpsc;
 
 use super::job::Job;
@@ -22,37 +22,23 @@ const HOME_BYTES: usize = 32 << 20;
 pub(super) struct Place {
     ticket: u64,
     blocks: usize,
-    reserve: Pin<Box<Reserve>>,
+    reserve: Pin<Box<ReserveRoom>>,
 }
 
 impl Worker {
-    /// Admits the waiting requests that fit, in order.
+    /// Admits the waiting requests that fit, in order. What is cached of one needs no room.
     ///
     /// While others run, a request is admitted only if afterwards each of them could still take a
     /// block: what is admitted only to be preempted has cost its prefill. When none runs, the first
     /// one queues in the pool, behind whoever else waits for blocks there.
     pub(super) fn admit(&mut self) {
         while self.running.len() < self.options.running_max {
-            let Some(first) = self.waiting.front() else { break };
-            let needed = self.pool.spec().blocks_for(first.tokens.len());
-            let blocks = if self.running.is_empty() {
-                self.queue(first.ticket, needed)
-            } else {
-                // Nobody who holds blocks may have to wait behind our own place in the queue.
-                self.place = None;
-                let free = self.pool.accounting().free;
-                let fits = free >= needed + self.running.len();
-                fits.then(|| self.pool.try_reserve(needed).ok()).flatten().map(Ok)
-            };
-            let Some(blocks) = blocks else { break };
+            let room = if self.running.is_empty() { self.queue() } else { self.squeeze_in() };
+            let Some(room) = room else { break };
             let Some(mut job) = self.waiting.pop_front() else { break };
             self.counters.waiting.fetch_sub(1, Relaxed);
-            let mut sequence = KvSequence::new(&self.pool);
-            match blocks.map(|blocks| sequence.push(blocks)) {
-                Ok(Ok(())) => {
-                    job.sequence = Some(sequence);
-                    self.insert_running(job);
-                }
+            match room.map(|room| self.furnish(&mut job, room)) {
+                Ok(Ok(())) => self.insert_running(job),
                 Ok(Err(error)) => self.fail(job, GenerateError::NodeFailed(error.to_string())),
                 Err(error) => self.fail(job, GenerateError::NodeFailed(error.to_string())),
             }
@@ -62,15 +48,26 @@ impl Worker {
         }
     }
 
+    /// The blocks for the first waiting request, if those that run can go on beside it.
+    fn squeeze_in(&mut self) -> Option<Result<Room, ReserveError>> {
+        // Nobody who holds blocks may have to wait behind our own place in the queue.
+        self.place = None;
+        let first = self.waiting.front_mut()?;
+        let blocks = self.pool.spec().blocks_for(first.tokens.len());
+        let room = self.pool.try_reserve_behind(first.shareable(), blocks, self.running.len());
+        room.ok().map(Ok)
+    }
+
     /// The blocks for the first waiting request, when its turn in the pool has come.
-    fn queue(
-        &mut self,
-        ticket: u64,
-        blocks: usize,
-    ) -> Option<Result<Vec<ReservedBlock>, ReserveError>> {
+    fn queue(&mut self) -> Option<Result<Room, ReserveError>> {
+        let first = self.waiting.front_mut()?;
+        let (ticket, blocks) = (first.ticket, self.pool.spec().blocks_for(first.tokens.len()));
         let place = match self.place.take() {
             Some(place) if place.ticket == ticket && place.blocks == blocks => place,
-            _ => Place { ticket, blocks, reserve: Box::pin(self.pool.reserve(blocks)) },
+            _ => {
+                let reserve = self.pool.reserve_behind(first.shareable().into(), blocks);
+                Place { ticket, blocks, reserve: Box::pin(reserve) }
+            }
         };
         let place = self.place.insert(place);
         let waker = Waker::from(Arc::new(WakeLoop(self.commands.clone())));
@@ -141,8 +138,8 @@ impl Worker {
             if recalled == 0 {
                 continue;
             }
-            let free = self.pool.accounting().free;
-            let Ok(blocks) = self.pool.try_reserve_growth(recalled.min(left).min(free)) else {
+            let available = self.pool.accounting().available();
+            let Ok(blocks) = self.pool.try_reserve_growth(recalled.min(left).min(available)) else {
                 continue;
             };
             left -= blocks.len();

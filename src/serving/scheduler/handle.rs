@@ -12,6 +12,7 @@ use blockwire_runtime::model::{Model, SequenceStateLayout};
 use tokio::sync::mpsc;
 
 use super::job::{DecodeRefused, Job, Prefill, Sink, stopped};
+use super::prefix;
 use super::stats::{Counters, PrefillProgress, SchedulerStats, StatsCollector};
 use super::worker::{Command, Worker};
 use crate::backend::{GenerateError, GenerateRequest, Generation};
@@ -32,10 +33,13 @@ pub struct SchedulerOptions {
     pub eos: Vec<u32>,
     /// Longest context, when it shall be shorter than the model's.
     pub context_len_max: Option<usize>,
+    /// Whether prompts that begin alike share the blocks of what is alike. Of no effect where the pool does
+    /// not hold the whole state of a sequence.
+    pub prefix_cache: bool,
 }
 
 impl Default for SchedulerOptions {
-    /// 512 rows, 64 running, 1024 waiting, no token that ends a text.
+    /// 512 rows, 64 running, 1024 waiting, no token that ends a text, with the prefix cache.
     fn default() -> Self {
         Self {
             name: "scheduler".to_owned(),
@@ -44,6 +48,7 @@ impl Default for SchedulerOptions {
             waiting_max: 1024,
             eos: vec![],
             context_len_max: None,
+            prefix_cache: true,
         }
     }
 }
@@ -300,7 +305,12 @@ impl BatchScheduler {
 
     fn job(&self, request: GenerateRequest, sink: Sink) -> Job {
         let ticket = self.0.tickets.fetch_add(1, Ordering::Relaxed);
-        Job::new(ticket, request, sink, &self.0.options.eos)
+        let facts = &self.0.facts;
+        let shares =
+            self.0.options.prefix_cache && facts.state_layout == SequenceStateLayout::PoolBacked;
+        let block_tokens = self.0.pool.spec().block_tokens;
+        let chain = shares.then(|| prefix::chain(facts, &request, block_tokens));
+        Job::new(ticket, request, sink, &self.0.options.eos).sharing(chain)
     }
 
     fn submit(&self, job: Job) -> Result<(), GenerateError> {

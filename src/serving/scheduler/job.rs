@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use blockwire::pool::{KvSequence, SealedBlock};
+use blockwire::pool::{KvSequence, PrefixChain, SealedBlock};
 use blockwire_runtime::sampling::SamplingParams;
 use tokio::sync::mpsc;
 
@@ -130,6 +130,10 @@ pub(super) struct Job {
     pub(super) handed_over: bool,
     /// Blocks that were told of as sealed.
     pub(super) blocks_told: usize,
+    /// Names its blocks; none where they are not to be shared.
+    pub(super) chain: Option<PrefixChain>,
+    /// Tokens that were in the pool's cache at its first admission.
+    pub(super) cached_tokens: Option<u32>,
     sink: Sink,
     /// The parameters without the tokens that end a text, for the first `min_tokens`.
     sampling_unended: Option<SamplingParams>,
@@ -150,9 +154,16 @@ impl Job {
             reached: 0,
             handed_over: false,
             blocks_told: 0,
+            chain: None,
+            cached_tokens: None,
             sink,
             sampling_unended,
         }
+    }
+
+    /// The same, sharing what it computes with others, under these names.
+    pub(super) fn sharing(self, chain: Option<PrefixChain>) -> Self {
+        Self { chain, ..self }
     }
 
     /// The same with a cache and an output so far.
@@ -161,6 +172,8 @@ impl Job {
         self.reached = sequence.len();
         self.sequence = Some(sequence);
         self.handed_over = true;
+        // Whoever computed the prompt knows how much of it was cached.
+        self.cached_tokens = Some(0);
         self
     }
 
@@ -227,7 +240,8 @@ impl Job {
     pub(super) fn tell_token(&self, logprob: Option<TokenLogprobs>) {
         let (Sink::Tokens(sender), Some(id)) = (&self.sink, self.output().last()) else { return };
         if self.output().len() == 1 {
-            let started = TokenEvent::Started(Started::default());
+            let cached_tokens = self.cached_tokens.unwrap_or_default();
+            let started = TokenEvent::Started(Started { cached_tokens, notes: vec![] });
             // A closed channel is noticed as a cancellation at the next step.
             let _ = sender.send(started);
         }
@@ -258,7 +272,7 @@ impl Job {
         let usage = Usage {
             prompt_tokens: self.request.prompt.len() as u32,
             completion_tokens: self.output().len() as u32,
-            cached_tokens: 0,
+            cached_tokens: self.cached_tokens.unwrap_or_default(),
         };
         if let Sink::Tokens(sender) = &self.sink {
             let _ = sender.send(TokenEvent::Finished { reason, usage });
@@ -276,7 +290,8 @@ impl Job {
             return;
         };
         sequence.finish();
-        let done = PrefillDone { first_token, logprob, sequence, finish, cached_tokens: 0 };
+        let cached_tokens = self.cached_tokens.unwrap_or_default();
+        let done = PrefillDone { first_token, logprob, sequence, finish, cached_tokens };
         if let Sink::Prefill(sender) = &self.sink {
             // When nobody listens, the sequence comes back in the error and is freed here.
             let _ = sender.send(PrefillEvent::Done(Box::new(done)));

@@ -24,6 +24,7 @@ mod admission;
 mod handle;
 mod job;
 mod local;
+mod prefix;
 mod stats;
 mod step;
 mod tail;

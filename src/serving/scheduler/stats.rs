@@ -37,6 +37,10 @@ pub struct SchedulerStats {
     pub generated_tokens: u64,
     /// Prompt tokens that came in a cache.
     pub cached_tokens: u64,
+    /// Prompt tokens that were looked for in the pool, once a request.
+    pub prefix_queries: u64,
+    /// Those of them that were there.
+    pub prefix_hits: u64,
     /// Tokens computed again after a preemption.
     pub recomputed_tokens: u64,
     /// Times that a request gave its blocks back to let an older one get on.
@@ -59,6 +63,8 @@ pub(super) struct Counters {
     pub(super) prefill_tokens: AtomicU64,
     pub(super) generated_tokens: AtomicU64,
     pub(super) cached_tokens: AtomicU64,
+    pub(super) prefix_queries: AtomicU64,
+    pub(super) prefix_hits: AtomicU64,
     pub(super) recomputed_tokens: AtomicU64,
     pub(super) preemptions: AtomicU64,
     pub(super) handoff_recomputes: AtomicU64,
@@ -77,6 +83,8 @@ impl Counters {
             prefill_tokens: self.prefill_tokens.load(Relaxed),
             generated_tokens: self.generated_tokens.load(Relaxed),
             cached_tokens: self.cached_tokens.load(Relaxed),
+            prefix_queries: self.prefix_queries.load(Relaxed),
+            prefix_hits: self.prefix_hits.load(Relaxed),
             recomputed_tokens: self.recomputed_tokens.load(Relaxed),
             preemptions: self.preemptions.load(Relaxed),
             handoff_recomputes: self.handoff_recomputes.load(Relaxed),
@@ -121,6 +129,8 @@ impl Collector for StatsCollector {
             ("prefill_tokens_computed", "Prompt tokens computed", stats.prefill_tokens),
             ("sampled_tokens", "Tokens drawn", stats.generated_tokens),
             ("handoff_tokens_cached", "Prompt tokens that came in a cache", stats.cached_tokens),
+            ("prefix_cache_queries", "Prompt tokens looked for in the pool", stats.prefix_queries),
+            ("prefix_cache_hits", "Prompt tokens found in the pool", stats.prefix_hits),
             ("iterations", "Forward passes", stats.steps),
             ("requests_cancelled", "Requests whose caller went away", stats.cancelled),
             ("requests_failed", "Requests that failed", stats.failed),

@@ -114,6 +114,7 @@ impl Worker {
                 continue;
             }
             self.count_rows(&mut job, *rows);
+            job.share_full();
             if !wants_logits {
                 tracing::debug!(
                     id = %job.request.id, done = job.cached(), total = job.tokens.len(), "prefill"

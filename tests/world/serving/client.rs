@@ -10,7 +10,7 @@ use blockwire_serving::router::RequestRouter;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::model;
+use super::{BLOCK, model};
 use crate::oracle::Oracle;
 use crate::scenario::Ask;
 
@@ -58,7 +58,7 @@ impl Client {
     }
 
     async fn answer(&self, ask: Ask) -> End {
-        let prompt = model::prompt(ask.id, ask.prompt);
+        let prompt = model::prompt(ask.id, ask.common, ask.prompt);
         let deadline = ask.deadline.map(|millis| clock::now() + Duration::from_millis(millis));
         let request = GenerateRequest {
             id: Uuid::from_u128(u128::from(ask.id) + 1),
@@ -69,6 +69,7 @@ impl Client {
             ignore_eos: false,
             logprobs: None,
             deadline,
+            cache_salt: None,
         };
         match self.router.generate(request).await {
             Ok(generation) => self.tokens(ask, &prompt, generation).await,
@@ -91,8 +92,14 @@ impl Client {
                 }
                 TokenEvent::Finished { reason, usage } => {
                     let whole = tokens == expected && reason == why;
+                    let cached = usage.cached_tokens as usize;
                     let counted = usage.completion_tokens as usize == tokens.len()
-                        && usage.prompt_tokens as usize == prompt.len();
+                        && usage.prompt_tokens as usize == prompt.len()
+                        && cached < prompt.len()
+                        && cached.is_multiple_of(BLOCK);
+                    if cached > 0 {
+                        self.oracle.count("answered from a cached prefix");
+                    }
                     let wrong = || format!("{ask:?}: {tokens:?}, {reason:?}, {usage:?}");
                     self.oracle.check(whole && counted && end.is_none(), wrong);
                     end = Some(End::Right);

@@ -55,6 +55,7 @@ fn draw_ask(random: &mut Rng, hosts: usize, id: u32) -> Ask {
         id,
         router: random.usize(0..hosts.div_ceil(3)) * 3,
         prompt: random.usize(1..=6 * BLOCK),
+        common: [0, 0, BLOCK, 2 * BLOCK + 1, 4 * BLOCK][random.usize(0..5)],
         max_tokens: random.u32(1..=10),
         patience: sometimes(random, 200),
         deadline: sometimes(random, 1000),

@@ -33,10 +33,14 @@ fn next(states: impl Iterator<Item = u8>) -> u32 {
     (hash >> 33) as u32 % VOCAB as u32
 }
 
-/// The prompt of a request.
-pub(super) fn prompt(id: u32, len: usize) -> Vec<u32> {
+/// How many ways prompts begin in.
+const BEGINNINGS: u32 = 3;
+
+/// The prompt of a request, whose first `common` tokens are those of many others.
+pub(super) fn prompt(id: u32, common: usize, len: usize) -> Vec<u32> {
     let token = |at| {
-        let mixed = (u64::from(id) << 8 | at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let whose = if at < common { id % BEGINNINGS } else { id };
+        let mixed = (u64::from(whose) << 8 | at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         1 + (mixed >> 40) as u32 % (VOCAB as u32 - 1)
     };
     (0..len).map(token).collect()
@@ -120,7 +124,7 @@ mod tests {
 
     #[test]
     fn answers_differ_and_some_end() {
-        let answers: Vec<_> = (0..200).map(|id| answer(&prompt(id, 9), 10)).collect();
+        let answers: Vec<_> = (0..200).map(|id| answer(&prompt(id, 0, 9), 10)).collect();
         let stopped = answers.iter().filter(|(_, reason)| *reason == FinishReason::Stop).count();
         assert!((10..150).contains(&stopped), "{stopped} of 200");
         assert!(answers.windows(2).filter(|pair| pair[0] == pair[1]).count() < 10);

@@ -167,6 +167,7 @@ impl Node {
             waiting_max: 64,
             eos: vec![EOS],
             context_len_max: None,
+            prefix_cache: true,
         };
         let step = self.step.clone();
         let rest = async move || match step.get() {

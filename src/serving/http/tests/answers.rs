@@ -75,6 +75,16 @@ async fn stop_strings_cut_the_text_before_them_and_cancel() {
 }
 
 #[tokio::test]
+async fn a_cache_salt_goes_with_every_choice() {
+    let front = Front::new(Scripted::saying("z"));
+    front.complete(json!({"prompt": ["a", "b"], "n": 2, "cache_salt": "tenant"})).await;
+    front.complete(json!({"prompt": "a"})).await;
+    let salts: Vec<_> = front.backend.requests().into_iter().map(|r| r.cache_salt).collect();
+    let salted = Some("tenant".to_owned());
+    assert_eq!(salts, [salted.clone(), salted.clone(), salted.clone(), salted, None]);
+}
+
+#[tokio::test]
 async fn a_stop_string_ends_a_generation_that_would_not_end() {
     let front = Front::new(Scripted { endless: true, ..Scripted::saying("") });
     let answer = front.complete(json!({"prompt": "p", "stop": "aaaaa"})).await;

@@ -47,6 +47,8 @@ async fn bodies_that_make_no_sense() {
         (r#"{"prompt": "p", "stream": "yes"}"#, 400, Some("stream")),
         (r#"{"prompt": "p", "stream_options": {}}"#, 400, Some("stream_options")),
         (r#"{"prompt": "p", "logprobs": 21}"#, 400, Some("logprobs")),
+        (r#"{"prompt": "p", "cache_salt": ""}"#, 400, Some("cache_salt")),
+        (r#"{"prompt": "p", "cache_salt": 5}"#, 400, Some("cache_salt")),
         (r#"{"prompt": "p", "echo": true}"#, 400, Some("echo")),
         (r#"{"prompt": "p", "suffix": "s"}"#, 400, Some("suffix")),
         (r#"{"prompt": "p", "best_of": 3}"#, 400, Some("best_of")),

@@ -16,12 +16,22 @@ fn llama() -> CpuModel {
     CpuModel::load(&ModelFiles::open(path).unwrap(), CpuOptions::new()).unwrap()
 }
 
-fn llama_pool(block_tokens: u32, blocks: usize) -> BlockPool {
+pub(super) fn llama_pool(block_tokens: u32, blocks: usize) -> BlockPool {
     BlockPool::new(PoolOptions::new(llama().kv_spec(block_tokens), blocks)).unwrap()
 }
 
-fn node(pool: &BlockPool, rows: usize) -> BatchScheduler {
-    let options = SchedulerOptions { eos: vec![2], prefill_rows_max: rows, ..Default::default() };
+pub(super) fn node(pool: &BlockPool, rows: usize) -> BatchScheduler {
+    node_with(pool, rows, |_| {})
+}
+
+pub(super) fn node_with(
+    pool: &BlockPool,
+    rows: usize,
+    change: impl FnOnce(&mut SchedulerOptions),
+) -> BatchScheduler {
+    let mut options =
+        SchedulerOptions { eos: vec![2], prefill_rows_max: rows, ..Default::default() };
+    change(&mut options);
     BatchScheduler::start(Box::new(llama()), pool.clone(), options).unwrap()
 }
 
@@ -79,7 +89,7 @@ async fn a_real_model_gives_the_same_tokens_batched_chunked_and_preempted() {
             assert_eq!(running.await.unwrap().0, *expected, "{blocks} blocks, {rows} rows");
         }
         assert_eq!(node.stats().preemptions > 0, blocks < 60);
-        assert_eq!(pool.accounting().free, blocks);
+        assert_eq!(pool.accounting().available(), blocks);
     }
 }
 
@@ -115,8 +125,8 @@ async fn handed_over_tokens_equal_a_single_nodes() {
         assert_eq!(p.prefill_tokens, 96);
         assert_eq!(d.cached_tokens, 96);
         assert_eq!(d.handoff_recomputes > 0, decode_blocks == 15, "{d:?}");
-        assert_eq!(prefill_pool.accounting().free, 40);
-        assert_eq!(decode_pool.accounting().free, decode_blocks);
+        assert_eq!(prefill_pool.accounting().available(), 40);
+        assert_eq!(decode_pool.accounting().available(), decode_blocks);
     }
 }
 
@@ -143,7 +153,7 @@ async fn two_nodes_over_one_pool_hand_over_without_moving_a_byte() {
         assert_eq!(bytes(&kept), before);
     }
     assert_eq!(decode.stats().prefill_tokens, 0);
-    assert_eq!(pool.accounting().free, 60);
+    assert_eq!(pool.accounting().available(), 60);
 }
 
 /// A sequence of whole blocks, left where it is and lent to another pool's scheduler, with its grant.
@@ -184,12 +194,12 @@ async fn tokens_do_not_depend_on_what_a_lender_does() {
             free.iter_mut().for_each(|block| block.fill(0xee));
         } else {
             lease.set_recalled();
-            until(|| lender.accounting().free == 8).await;
+            until(|| lender.accounting().available() == 8).await;
         }
         let rest = collect(generation).await.0;
         assert_eq!(rest[..], expected[expected.len() - rest.len()..], "takes {takes}");
         assert_eq!(decode.stats().handoff_recomputes, u64::from(takes));
-        assert_eq!((lender.accounting().free, pool.accounting().free), (8, 80));
+        assert_eq!((lender.accounting().available(), pool.accounting().available()), (8, 80));
     }
 }
 

@@ -175,7 +175,7 @@ async fn a_stop_lets_requests_end_and_a_drop_does_not() {
     assert!(!rig.scheduler.is_alive());
     let refused = rig.scheduler.generate(expected).unwrap_err();
     assert!(matches!(refused, GenerateError::NoNode(_)), "{refused}");
-    assert_eq!(rig.pool.accounting().free, 40);
+    assert_eq!(rig.pool.accounting().available(), 40);
 
     let rig = Rig::new(256, options());
     let (scheduler, pool) = (rig.scheduler.clone(), rig.pool.clone());
@@ -184,7 +184,7 @@ async fn a_stop_lets_requests_end_and_a_drop_does_not() {
     drop((scheduler, rig));
     let (_, end) = collect(endless).await;
     assert!(matches!(end, Err(GenerateError::NoNode(_))), "{end:?}");
-    assert_eq!(pool.accounting().free, 256);
+    assert_eq!(pool.accounting().available(), 256);
 }
 
 #[tokio::test]

@@ -18,6 +18,7 @@ use crate::backend::{FinishReason, GenerateError, GenerateRequest, Generation, T
 
 mod handoff;
 mod lifecycle;
+mod prefix;
 mod tokens;
 
 const VOCAB: usize = 64;
@@ -175,11 +176,12 @@ impl Rig {
         Self { scheduler, pool, gate, rows }
     }
 
-    /// Waits until nothing runs or waits and every block is free.
+    /// Waits until nothing runs or waits and every block can be had.
     async fn idle(&self) {
         until(|| {
             let stats = self.scheduler.stats();
-            stats.running + stats.waiting == 0 && self.pool.accounting().free == self.pool_len()
+            stats.running + stats.waiting == 0
+                && self.pool.accounting().available() == self.pool_len()
         })
         .await;
     }
@@ -235,6 +237,7 @@ fn request(prompt: Vec<u32>, max_tokens: u32) -> GenerateRequest {
         ignore_eos: true,
         logprobs: None,
         deadline: None,
+        cache_salt: None,
     }
 }
 
