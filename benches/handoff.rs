@@ -59,7 +59,7 @@ async fn pair(transport: Arc<dyn Transport>, bind: &str) -> Pair {
     let (connection, _) = prefill.endpoint.connect(&address).await.expect("a peer");
     let (arrived, mut events) = listening.accept().await.expect("a peer");
     let pool = decode.pool;
-    let copying = IngestOptions { tokens_max: 1 << 20, growth: 0, adopt: false };
+    let copying = IngestOptions { tokens_max: 1 << 20, growth: 0, adopt: false, keys: &[] };
     tokio::spawn(async move {
         let _arrived = arrived;
         while let Some(Event::Handoff(incoming)) = events.next().await {

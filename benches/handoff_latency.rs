@@ -25,7 +25,8 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 /// The block is moved, as where it cannot be adopted.
-const COPYING: IngestOptions = IngestOptions { tokens_max: 64, growth: 0, adopt: false };
+const COPYING: IngestOptions<'static> =
+    IngestOptions { tokens_max: 64, growth: 0, adopt: false, keys: &[] };
 /// Handoffs of a round, after as many to warm up.
 const HANDOFFS: usize = 1000;
 /// Frames that follow each other in a handoff.

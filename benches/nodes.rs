@@ -82,7 +82,7 @@ pub async fn hand_over(connection: &Connection, handoff: &SequenceHandoff) -> u6
 
 /// Takes a handoff into blocks of its own, and forgets it.
 pub async fn take(incoming: IncomingHandoff, pool: &BlockPool) {
-    let options = IngestOptions { tokens_max: usize::MAX, growth: 0, adopt: false };
+    let options = IngestOptions { tokens_max: usize::MAX, growth: 0, adopt: false, keys: &[] };
     drop(ingest_sequence_handoff(incoming, pool, options).await);
 }
 

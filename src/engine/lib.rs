@@ -39,7 +39,7 @@
 //! let send = send_handoff_payload(&connection, key, handoff, "meta".into());
 //! let receive = async {
 //!     let Some(Event::Handoff(incoming)) = events.next().await else { panic!("no offer") };
-//!     let options = IngestOptions { tokens_max: 1024, growth: 0, adopt: true };
+//!     let options = IngestOptions { tokens_max: 1024, growth: 0, adopt: true, keys: &[] };
 //!     ingest_sequence_handoff(incoming, &decode_pool, options).await.unwrap()
 //! };
 //! let (sent, received) = tokio::join!(send, receive);

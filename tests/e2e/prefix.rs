@@ -103,6 +103,28 @@ fn three_nodes_answer_from_what_they_have() {
 }
 
 #[test]
+fn blocks_that_the_decode_node_has_do_not_move() {
+    for carrier in [Carrier::Tcp4, Carrier::Stripes] {
+        let cluster = Cluster::start(Setup::new(Model::Llama, carrier));
+        let prompt = begun(Model::Llama, COMMON, 1, COMMON + 5);
+        let landed = |prompt: &[u32]| {
+            let before = cluster.payload().0;
+            ask(cluster.http(), &completion(prompt, 4)).unwrap();
+            cluster.settle();
+            cluster.payload().0 - before
+        };
+        let whole = landed(&prompt);
+        // The last five tokens are no full block.
+        let tail = whole / prompt.len() as u64 * 5;
+        assert!(tail > 0);
+        assert_eq!(landed(&prompt), tail);
+        assert_eq!(landed(&prompt[..COMMON]), 0, "all of it is there");
+        assert_eq!(landed(&[&prompt[..COMMON], &[7; 5]].concat()), tail);
+        cluster.finish();
+    }
+}
+
+#[test]
 fn pools_that_hold_little_give_the_same_tokens() {
     let mut setup = Setup::new(Model::Llama, Carrier::Tcp4);
     setup.flags = vec![];

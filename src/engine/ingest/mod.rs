@@ -1,7 +1,9 @@
 //! From a peer's offer to a sequence of this side's pool: receive, check, commit.
 
 use crate::endpoint::{IncomingHandoff, LandedPayload};
-use crate::pool::{BlockPool, KvSequence, ReserveError, ReservedBlock, SequenceError};
+use crate::pool::{
+    BlockPool, KvSequence, PrefixKey, ReserveError, ReservedBlock, Room, SequenceError,
+};
 use crate::session::{DeclineCode, LandError, Landed};
 
 /// Why an offer did not become a sequence. Every block is back in the pool, nothing is visible.
@@ -44,20 +46,23 @@ pub async fn recv_handoff_payload(
 
 /// How offers become sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IngestOptions {
+pub struct IngestOptions<'a> {
     /// Most tokens of a sequence, growth included.
     pub tokens_max: usize,
     /// Tokens for which room is reserved behind those that are offered.
     pub growth: usize,
     /// Whether blocks that can be read in place are left where they are.
     pub adopt: bool,
+    /// What the full blocks of the sequence are called in the pool: those of the first ones that it has
+    /// are not moved.
+    pub keys: &'a [PrefixKey],
 }
 
 /// Turns an offer into a sequence: checks it, waits for blocks, lands, commits.
 ///
 /// The sequence has room for `tokens + growth` tokens, reserved before the first byte moves, so that
 /// it can go on at once. The full blocks are sealed, or stay with the peer where they can be read in
-/// place; the partial last one is the sequence's own in any case.
+/// place and more of them can than are here already; the partial last one is the sequence's own in any case.
 ///
 /// # Errors
 /// [`IngestError`].
@@ -67,38 +72,45 @@ pub struct IngestOptions {
 pub async fn ingest_sequence_handoff(
     incoming: IncomingHandoff,
     pool: &BlockPool,
-    options: IngestOptions,
+    options: IngestOptions<'_>,
 ) -> Result<KvSequence, IngestError> {
-    let IngestOptions { tokens_max, growth, adopt } = options;
-    let (tokens, block_tokens) = (incoming.manifest().tokens, pool.spec().block_tokens as usize);
+    let IngestOptions { tokens_max, growth, adopt, keys } = options;
+    let manifest = incoming.manifest();
+    let (tokens, block_tokens) = (manifest.tokens, pool.spec().block_tokens as usize);
     if tokens.saturating_add(growth) > tokens_max {
         let error = IngestError::TooLong { tokens, limit: tokens_max };
         incoming.decline(DeclineCode::DeclineNoRoom, &error.to_string());
         return Err(error);
     }
-    let adopts = adopt && incoming.manifest().adoptable > 0;
-    let stay = if adopts { incoming.manifest().adoptable / block_tokens } else { 0 };
-    let needed = pool.spec().blocks_for(tokens) - stay;
-    let mut blocks = match pool.reserve(pool.spec().blocks_for(tokens + growth) - stay).await {
-        Ok(blocks) => blocks,
+    let full = tokens / block_tokens;
+    // A payload begins on a block of both sides.
+    let aligned = block_tokens.is_multiple_of(manifest.order.block_tokens as usize);
+    let keys = if aligned { &keys[..keys.len().min(full)] } else { &[] };
+    let adoptable = if adopt { manifest.adoptable / block_tokens } else { 0 };
+    let adopts = adoptable > pool.cached_run(keys);
+    let (stay, keys) = if adopts { (adoptable, &[][..]) } else { (0, keys) };
+    let blocks = pool.spec().blocks_for(tokens + growth) - stay;
+    let Room { cached, mut reserved } = match pool.reserve_behind(keys.into(), blocks).await {
+        Ok(room) => room,
         Err(error) => {
             incoming.decline(DeclineCode::DeclineNoRoom, &error.to_string());
             return Err(error.into());
         }
     };
-    let room = blocks.split_off(needed);
+    let here = cached.len();
+    let room = reserved.split_off(pool.spec().blocks_for(tokens) - stay - here);
     let landed = if adopts {
-        incoming.adopt(pool, blocks).await?
+        incoming.adopt(pool, reserved).await?
     } else {
-        recv_handoff_payload(incoming, pool, blocks).await?
+        incoming.accept(pool, reserved, here * block_tokens).await?
     };
     let Landed { adopted, blocks: mut own } = landed.commit().await?;
     if let Some(adopted) = adopted {
         own.extend(room);
         return Ok(KvSequence::from_adopted(pool, adopted, own, tokens)?);
     }
-    let mut tail = own.split_off(tokens / block_tokens);
+    let mut tail = own.split_off(full - here);
     tail.extend(room);
-    let sealed = own.into_iter().map(ReservedBlock::seal).collect();
-    Ok(KvSequence::from_blocks(pool, sealed, tail, tokens)?)
+    let sealed = cached.into_iter().chain(own.into_iter().map(ReservedBlock::seal)).collect();
+    Ok(KvSequence::from_blocks(pool, sealed, tail, tokens)?.found(here))
 }

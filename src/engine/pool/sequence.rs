@@ -283,6 +283,16 @@ impl KvSequence {
         }
     }
 
+    /// First blocks that the pool's index knows, or did: others found them, or the sequence did.
+    pub fn indexed_blocks(&self) -> usize {
+        self.indexed
+    }
+
+    /// The same; its first blocks were found in the index.
+    pub(crate) fn found(self, blocks: usize) -> Self {
+        Self { indexed: blocks, ..self }
+    }
+
     /// Seals every written block, also a partial last one, and frees the unwritten ones: the sequence
     /// is finished and only to be read. Returns the sealed blocks.
     pub fn finish(&mut self) -> &[SealedBlock] {

@@ -60,13 +60,16 @@ impl ServingCoordinator {
         let pool = self.scheduler.pool();
         let growth = (request.max_tokens as usize).min(pool.spec().block_tokens as usize);
         let tokens_max = self.scheduler.facts().context_len;
-        let options = IngestOptions { tokens_max, growth, adopt: self.adopt };
+        let keys = self.scheduler.prefix_keys(&request);
+        let options = IngestOptions { tokens_max, growth, adopt: self.adopt, keys: &keys };
         let sequence =
             ingest_sequence_handoff(incoming, pool, options).await.map_err(ingest_failure)?;
         let adopted = sequence.adopted().map_or(0, |adopted| adopted.ids().len());
+        let block_bytes = pool.spec().block_bytes() as u64;
         self.metrics.taken_over(
             sequence.len() as u64 * pool.spec().token_bytes() as u64,
-            adopted as u64 * pool.spec().block_bytes() as u64,
+            adopted as u64 * block_bytes,
+            sequence.indexed_blocks() as u64 * block_bytes,
         );
         // The router learns that the prefill node is needed no more.
         let accepted = TokenEvent::Started(Started::default());

@@ -23,6 +23,7 @@ pub struct HandoffMetrics {
     received: Counter,
     received_bytes: Counter,
     adopted_bytes: Counter,
+    present_bytes: Counter,
 }
 
 impl HandoffMetrics {
@@ -35,6 +36,7 @@ impl HandoffMetrics {
             received: Counter::default(),
             received_bytes: Counter::default(),
             adopted_bytes: Counter::default(),
+            present_bytes: Counter::default(),
         };
         metrics.register("handoffs_sent", "Caches handed over", own.sent.clone());
         let help = "Bytes of the caches handed over";
@@ -46,6 +48,8 @@ impl HandoffMetrics {
         metrics.register("handoff_received_bytes", help, own.received_bytes.clone());
         let help = "Bytes of the caches taken over that were left where they were";
         metrics.register("handoff_adopted_bytes", help, own.adopted_bytes.clone());
+        let help = "Bytes of the caches taken over that were here already, and did not move";
+        metrics.register("handoff_present_bytes", help, own.present_bytes.clone());
         metrics.register_collector(PayloadCollector);
         own
     }
@@ -56,10 +60,11 @@ impl HandoffMetrics {
         self.seconds.observe(elapsed.as_secs_f64());
     }
 
-    pub(super) fn taken_over(&self, bytes: u64, adopted: u64) {
+    pub(super) fn taken_over(&self, bytes: u64, adopted: u64, present: u64) {
         self.received.inc();
         self.received_bytes.inc_by(bytes);
         self.adopted_bytes.inc_by(adopted);
+        self.present_bytes.inc_by(present);
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use blockwire::pool::{BlockPool, KvSequence, KvSpec};
+use blockwire::pool::{BlockPool, KvSequence, KvSpec, PrefixChain, PrefixKey};
 use blockwire_runtime::files::ModelFingerprint;
 use blockwire_runtime::model::{Model, SequenceStateLayout};
 use tokio::sync::mpsc;
@@ -244,6 +244,12 @@ impl BatchScheduler {
         Ok(Generation::new(receiver).with_cancel(self.waker()))
     }
 
+    /// What the full blocks of a prompt are called in the pool; nothing without the prefix cache.
+    pub fn prefix_keys(&self, request: &GenerateRequest) -> Vec<PrefixKey> {
+        let chain = self.chain(request);
+        chain.map_or_else(Vec::new, |mut chain| chain.keys(&request.prompt).to_vec())
+    }
+
     /// The pool.
     pub fn pool(&self) -> &BlockPool {
         &self.0.pool
@@ -305,12 +311,14 @@ impl BatchScheduler {
 
     fn job(&self, request: GenerateRequest, sink: Sink) -> Job {
         let ticket = self.0.tickets.fetch_add(1, Ordering::Relaxed);
-        let facts = &self.0.facts;
-        let shares =
-            self.0.options.prefix_cache && facts.state_layout == SequenceStateLayout::PoolBacked;
-        let block_tokens = self.0.pool.spec().block_tokens;
-        let chain = shares.then(|| prefix::chain(facts, &request, block_tokens));
+        let chain = self.chain(&request);
         Job::new(ticket, request, sink, &self.0.options.eos).sharing(chain)
+    }
+
+    fn chain(&self, request: &GenerateRequest) -> Option<PrefixChain> {
+        let Inner { facts, options, pool, .. } = &*self.0;
+        let shares = options.prefix_cache && facts.state_layout == SequenceStateLayout::PoolBacked;
+        shares.then(|| prefix::chain(facts, request, pool.spec().block_tokens))
     }
 
     fn submit(&self, job: Job) -> Result<(), GenerateError> {

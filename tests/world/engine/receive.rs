@@ -57,7 +57,7 @@ async fn answer(
         }
         Answer::Copy | Answer::Adopt => {
             let adopt = offer.answer == Answer::Adopt;
-            let options = IngestOptions { tokens_max: 1 << 20, growth: 0, adopt };
+            let options = IngestOptions { tokens_max: 1 << 20, growth: 0, adopt, keys: &[] };
             ingest_sequence_handoff(incoming, pool, options).await.map(Some)
         }
         Answer::Drop => {

@@ -92,8 +92,8 @@ fn check(mut sequence: KvSequence, byte: u8) {
     }
 }
 
-fn ingest_options(adopt: bool) -> IngestOptions {
-    IngestOptions { tokens_max: 100, growth: 4, adopt }
+fn ingest_options(adopt: bool) -> IngestOptions<'static> {
+    IngestOptions { tokens_max: 100, growth: 4, adopt, keys: &[] }
 }
 
 async fn offer(connection: &Connection, pool: &BlockPool, byte: u8) -> bool {

@@ -96,7 +96,7 @@ async fn take(_connection: Connection, mut events: Events, pool: BlockPool) {
         let Event::Handoff(incoming) = event else { continue };
         let pool = pool.clone();
         tokio::task::spawn_local(async move {
-            let options = IngestOptions { tokens_max: 64, growth: 0, adopt: true };
+            let options = IngestOptions { tokens_max: 64, growth: 0, adopt: true, keys: &[] };
             let sequence = ingest_sequence_handoff(incoming, &pool, options).await;
             tokio::time::sleep(Duration::from_millis(7)).await;
             drop(sequence);

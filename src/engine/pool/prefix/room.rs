@@ -26,6 +26,12 @@ pub struct Room {
 }
 
 impl BlockPool {
+    /// How many of the first of these keys' blocks are in the pool now. They may be evicted at any time:
+    /// [`reserve_behind`](Self::reserve_behind) tells which one gets.
+    pub fn cached_run(&self, keys: &[PrefixKey]) -> usize {
+        self.state().prefix.run(keys)
+    }
+
     /// Blocks for a sequence of `blocks` blocks whose first ones `keys` name, now, or none. As many as are
     /// cached are shared, the others reserved; afterwards `spare` more could still be.
     ///

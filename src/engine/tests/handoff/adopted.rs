@@ -10,7 +10,8 @@ use bytes::Bytes;
 
 use crate::pair::{Pair, all_free, assert_written, key, next_handoff, options, pair, run, written};
 
-const ADOPTING: IngestOptions = IngestOptions { tokens_max: 1000, growth: 20, adopt: true };
+const ADOPTING: IngestOptions<'static> =
+    IngestOptions { tokens_max: 1000, growth: 20, adopt: true, keys: &[] };
 
 /// Runs a test over the transports that can leave payload where it is.
 fn run_adopting<F: Future<Output = ()>>(test: impl Fn(Pair) -> F) {

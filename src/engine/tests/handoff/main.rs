@@ -4,3 +4,4 @@
 mod adopted;
 mod moved;
 mod pair;
+mod prefix;

@@ -144,8 +144,8 @@ pub(crate) async fn all_free(pool: &BlockPool) {
 }
 
 /// Every payload is moved.
-pub(crate) fn copying(tokens_max: usize, growth: usize) -> IngestOptions {
-    IngestOptions { tokens_max, growth, adopt: false }
+pub(crate) fn copying(tokens_max: usize, growth: usize) -> IngestOptions<'static> {
+    IngestOptions { tokens_max, growth, adopt: false, keys: &[] }
 }
 
 impl Pair {

@@ -241,7 +241,7 @@ async fn take(incoming: IncomingHandoff, pool: BlockPool) -> Option<KvSequence> 
     let needed = spec().blocks_for(incoming.manifest().tokens.min(64)) - stay.min(16);
     match how {
         0..=4 => {
-            let options = IngestOptions { tokens_max: 64, growth: 4, adopt: how < 3 };
+            let options = IngestOptions { tokens_max: 64, growth: 4, adopt: how < 3, keys: &[] };
             ingest_sequence_handoff(incoming, &pool, options).await.ok()
         }
         5 => {
@@ -323,7 +323,7 @@ async fn both_ways(connection: &Connection, mut events: Events, pool: &BlockPool
     let send = send_handoff_payload(connection, key, handoff, Bytes::from_static(&[0]));
     let receive = async {
         let Some(Event::Handoff(incoming)) = events.next().await else { return false };
-        let options = IngestOptions { tokens_max: 64, growth: 0, adopt: true };
+        let options = IngestOptions { tokens_max: 64, growth: 0, adopt: true, keys: &[] };
         ingest_sequence_handoff(incoming, pool, options).await.is_ok()
     };
     let (sent, received) = tokio::join!(send, receive);

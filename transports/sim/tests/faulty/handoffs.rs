@@ -130,7 +130,7 @@ async fn take(_connection: Connection, mut events: Events, pool: BlockPool, read
     while let Some(event) = events.next().await {
         let Event::Handoff(incoming) = event else { continue };
         let byte = incoming.manifest().meta[0];
-        let options = IngestOptions { tokens_max: 1024, growth: 0, adopt: false };
+        let options = IngestOptions { tokens_max: 1024, growth: 0, adopt: false, keys: &[] };
         let Ok(mut sequence) = ingest_sequence_handoff(incoming, &pool, options).await else {
             continue;
         };

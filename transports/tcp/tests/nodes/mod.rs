@@ -103,7 +103,7 @@ pub(crate) async fn take(events: &mut Events, pool: &BlockPool) -> Option<Result
         }
     };
     let byte = incoming.manifest().meta[0];
-    let options = IngestOptions { tokens_max: usize::MAX, growth: 0, adopt: false };
+    let options = IngestOptions { tokens_max: usize::MAX, growth: 0, adopt: false, keys: &[] };
     let mut sequence = match ingest_sequence_handoff(incoming, pool, options).await {
         Ok(sequence) => sequence,
         Err(error) => return Some(Err(error)),
