@@ -1,5 +1,9 @@
 //! The router's backend: picks a prefill and a decode node, sends the request, merges the results.
+//!
+//! A node is picked that was sent a prompt with the same beginning before, as long as it has not too many more
+//! requests in flight than others: then the one with the fewest.
 
+mod affinity;
 mod bridge;
 
 use std::collections::BTreeMap;
@@ -7,6 +11,7 @@ use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockwire::endpoint::{Connection, Endpoint, Event};
+use blockwire::pool::PrefixKey;
 use blockwire::session::PeerMessage;
 use blockwire::transport::Address;
 use bytes::Bytes;
@@ -15,6 +20,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
+use affinity::Affinity;
 pub use bridge::StreamBridge;
 
 use crate::backend::{
@@ -33,6 +39,9 @@ struct Inner {
     model: ModelCard,
     prefill: PeerSet,
     decode: PeerSet,
+    /// Where the prompts' beginnings are, as prefill nodes and as decode nodes.
+    computed: Mutex<Affinity>,
+    received: Mutex<Affinity>,
     /// In a fixed order, for simulations: whoever loses his node fails in this order.
     routes: Mutex<BTreeMap<Uuid, Route>>,
     /// Keeps ties between equally loaded nodes going round.
@@ -61,6 +70,8 @@ impl RequestRouter {
             model,
             prefill: PeerSet::new(NodeRole::Prefill),
             decode: PeerSet::new(NodeRole::Decode),
+            computed: Mutex::default(),
+            received: Mutex::default(),
             routes: Mutex::default(),
             turn: std::sync::atomic::AtomicUsize::new(0),
         }))
@@ -155,8 +166,14 @@ impl RequestRouter {
         });
     }
 
-    /// The connected node of a set with the fewest requests in flight.
-    fn pick(&self, peers: &PeerSet) -> Result<Connection, GenerateError> {
+    /// The connected node of a set that has a prompt's beginning, or else the one with the fewest requests
+    /// in flight: also where the first has too many more.
+    fn pick(
+        &self,
+        peers: &PeerSet,
+        affinity: &Mutex<Affinity>,
+        beginnings: &[PrefixKey],
+    ) -> Result<Connection, GenerateError> {
         let mut nodes = peers.connected();
         if nodes.is_empty() {
             let role = if std::ptr::eq(peers, &self.0.prefill) { "prefill" } else { "decode" };
@@ -169,13 +186,23 @@ impl RequestRouter {
         let load = |node: &Connection| {
             routes.values().filter(|route| route.uses(node.peer().instance)).count()
         };
-        let least = nodes.iter().min_by_key(|node| load(node)).cloned();
-        least.ok_or_else(|| GenerateError::NoNode("no node is connected".to_owned()))
+        let Some(least) = nodes.iter().min_by_key(|node| load(node)) else {
+            return Err(GenerateError::NoNode("no node is connected".to_owned()));
+        };
+        let most = load(least) + affinity::slack(load(least));
+        let mut affinity = affinity.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = affinity.node(beginnings).and_then(|known| {
+            nodes.iter().find(|node| node.peer().instance == known && load(node) <= most)
+        });
+        let chosen = known.unwrap_or(least);
+        affinity.note(beginnings, chosen.peer().instance);
+        Ok(chosen.clone())
     }
 
     async fn start(&self, request: GenerateRequest) -> Result<Generation, GenerateError> {
-        let prefill = self.pick(&self.0.prefill)?;
-        let decode = self.pick(&self.0.decode)?;
+        let beginnings = affinity::beginnings(&request);
+        let prefill = self.pick(&self.0.prefill, &self.0.computed, &beginnings)?;
+        let decode = self.pick(&self.0.decode, &self.0.received, &beginnings)?;
         let id = request.id;
         let frame = PrefillRequestFrame::new(&request, decode.peer().instance, self.0.instance);
         let notes = vec![
