@@ -30,6 +30,8 @@ pub const SENDER: usize = 0;
 pub const RECEIVER: usize = 1;
 const TOKENS: usize = 7;
 const OVERWRITTEN: u8 = 0xee;
+/// Until then everything must have come to its end.
+const ROUNDS_MAX: usize = 200;
 
 /// Recalls are due long before silence counts.
 pub fn timing() -> Timing {
@@ -403,7 +405,10 @@ impl World {
 
     /// Lets everything that was begun come to its end.
     pub fn finish(&mut self) {
-        for round in 0..200 {
+        for round in 0..ROUNDS_MAX {
+            if self.is_at_rest() {
+                return;
+            }
             for side in [SENDER, RECEIVER] {
                 self.deliver(side);
                 self.settle();
@@ -420,6 +425,15 @@ impl World {
                 self.settle();
             }
         }
+    }
+
+    /// Whether nothing is under way, and nobody holds anything.
+    fn is_at_rest(&self) -> bool {
+        let holds = |known: &Known| known.adopted.is_some() || known.landed.is_some();
+        self.wires.iter().all(VecDeque::is_empty)
+            && self.ops.iter().all(Vec::is_empty)
+            && self.sessions.iter().all(Session::is_idle)
+            && !self.known.values().any(holds)
     }
 
     pub fn check_end(&self) {
