@@ -11,15 +11,16 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-use blockwire::pool::{Pull, Region, TransferStats};
+use blockwire::pool::{Region, TransferStats};
 use blockwire::transport::{
     Capabilities, CloseReason, Completion, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
     RegionKey, StreamTag, Violation,
 };
 use bytes::Bytes;
 
+use super::get::GetOp;
 use super::lane::{Lane, Piece};
-use super::payload::{GetOp, LandOp, Source, StreamOp};
+use super::payload::{LandOp, Source, StreamOp};
 
 /// Events reported by one poll.
 const EVENTS_A_POLL: usize = 256;
@@ -124,9 +125,9 @@ impl End {
             let error = Err(OpError::UnknownRegion(region));
             return self.complete(id, OpMemory::Room(room), error, due);
         };
-        match Pull::new(Arc::<Region>::clone(memory), extents, room) {
-            Ok(pull) => self.gets.push_back(GetOp { op: id, pull, due, corrupt: false }),
-            Err((_, room)) => {
+        match GetOp::new(id, memory, extents, room, due) {
+            Ok(get) => self.gets.push_back(get),
+            Err(room) => {
                 self.complete(id, OpMemory::Room(room), Err(OpError::BadExtents), due);
             }
         }

@@ -11,9 +11,9 @@ use blockwire::transport::{Address, Capabilities, ConnectError};
 use fastrand::Rng;
 
 use super::conditions::Conditions;
-use super::findings::Findings;
 use super::link::{SimLink, ends, lock};
 use super::path::Path;
+use super::record::Record;
 use super::trace::Trace;
 use super::transport::SimTransport;
 use super::wire::Wire;
@@ -37,7 +37,7 @@ pub struct Network(Arc<Inner>);
 struct Inner {
     table: Mutex<Table>,
     trace: Trace,
-    findings: Findings,
+    record: Record,
 }
 
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl Network {
             unnamed: 0,
             dialled: 0,
         };
-        Self(Arc::new(Inner { table: Mutex::new(table), trace, findings: Findings::default() }))
+        Self(Arc::new(Inner { table: Mutex::new(table), trace, record: Record::default() }))
     }
 
     /// A transport of a host.
@@ -94,7 +94,12 @@ impl Network {
     /// What must not be and no end noticed, since the last look: memory of a payload that changed while its
     /// link was open and still read it.
     pub fn findings(&self) -> Vec<String> {
-        self.0.findings.take()
+        self.0.record.take_findings()
+    }
+
+    /// How often each fault was done so far: to links, frames, payloads and dials.
+    pub fn faults(&self) -> BTreeMap<&'static str, u64> {
+        self.0.record.faults()
     }
 
     /// What links to `sim:name` can do, from the next dial on; those to every other name for an empty
@@ -134,6 +139,7 @@ impl Network {
     fn set_cut(&self, one: &str, other: &str, cut: bool) {
         if self.table().path(one, other).set_cut(cut) {
             let what = if cut { "is cut" } else { "is whole again" };
+            self.0.record.count(if cut { "path cut" } else { "path healed" });
             self.0.trace.note(clock::now(), || format!("the path {one} - {other} {what}"));
             self.each_wire(one, other, |_| {});
         }
@@ -181,6 +187,9 @@ impl Network {
             tokio::time::sleep(travel).await;
         }
         let lucky = !conditions.refuse_dial.strikes(&mut self.table().random);
+        if !lucky {
+            self.0.record.count("dial refused");
+        }
         match lucky.then(|| self.link(host, address)).flatten() {
             Some(link) => Ok(link),
             None => {
@@ -216,8 +225,8 @@ impl Network {
         let random = table.random.fork();
         let trace = self.0.trace.clone();
         trace.note(clock::now(), || format!("{} > {}: dials", names[0], names[1]));
-        let findings = self.0.findings.clone();
-        let wire = Wire::new(path, capabilities, random, names, trace, findings);
+        let record = self.0.record.clone();
+        let wire = Wire::new(path, capabilities, random, names, trace, record);
         let (near, far) =
             ends(wire, &address.to_string(), &format!("{address}, dialled by {host}"));
         table.wires.push(Arc::downgrade(near.wire()));

@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Instant;
 
 use blockwire::pool::{
     Cursor, Digest, Extent, GatherList, PeerMemory, Pull, Region, ScatterList, TransferStats,
@@ -177,25 +176,8 @@ impl LandOp {
     }
 }
 
-/// Bytes that are pulled from a region of the peer's.
-#[derive(Debug)]
-pub(crate) struct GetOp {
-    pub(crate) op: OpId,
-    pub(crate) pull: Pull,
-    /// When the next piece is here.
-    pub(crate) due: Instant,
-    pub(crate) corrupt: bool,
-}
-
-impl GetOp {
-    /// The room, and the digest of what is in it.
-    pub(crate) fn into_room(self) -> (ScatterList, u64) {
-        finish(self.pull, self.corrupt)
-    }
-}
-
 /// The room of a pull, with a bit of it changed where it is to be corrupt.
-fn finish(pull: Pull, corrupt: bool) -> (ScatterList, u64) {
+pub(crate) fn finish(pull: Pull, corrupt: bool) -> (ScatterList, u64) {
     let digest = pull.digest();
     let mut room = pull.into_room();
     if !corrupt {

@@ -18,9 +18,9 @@ use fastrand::Rng;
 
 use super::conditions::Conditions;
 use super::end::{End, Phase};
-use super::findings::Findings;
 use super::lane::{Parcel, Piece};
 use super::path::Path;
+use super::record::Record;
 use super::trace::Trace;
 use super::words;
 
@@ -59,7 +59,7 @@ pub(crate) struct Wire {
     doom: Option<Instant>,
     names: [String; 2],
     trace: Trace,
-    findings: Findings,
+    record: Record,
 }
 
 impl Wire {
@@ -69,10 +69,10 @@ impl Wire {
         random: Rng,
         names: [String; 2],
         trace: Trace,
-        findings: Findings,
+        record: Record,
     ) -> Self {
         let (near, far) = (End::default(), End::default());
-        Self { near, far, path, capabilities, random, doom: None, names, trace, findings }
+        Self { near, far, path, capabilities, random, doom: None, names, trace, record }
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
@@ -127,7 +127,7 @@ impl Wire {
         let op = self.split(side).0.check(op, &capabilities)?;
         let is_payload = !matches!(op, Op::Control(_));
         if is_payload && conditions.refuse.strikes(&mut self.random) {
-            self.note(side, now, || "refuses an operation".to_owned());
+            self.fault(side, now, "operation refused", || "refuses an operation".to_owned());
             return Err(Refused { op, error: OpError::Unsupported("luck") });
         }
         let due = now + conditions.travel(&mut self.random);
@@ -139,6 +139,9 @@ impl Wire {
             end.post_get(id, op, region.as_ref(), due);
             if let Some(get) = end.gets.back_mut().filter(|get| get.op == id) {
                 get.corrupt = corrupt;
+            }
+            if corrupt {
+                self.record.count("payload corrupted");
             }
         } else {
             self.split(side).0.post(id, op);
@@ -166,11 +169,12 @@ impl Wire {
         if !was_over {
             self.note(side, now, || "dies".to_owned());
         }
-        let mut random = self.random.fork();
+        let (mut random, record) = (self.random.fork(), self.record.clone());
         let (end, peer) = self.split(side);
         end.streams.iter().for_each(|stream| stream.source.stop());
         let abandoned = std::mem::replace(end, End::gone());
         if !was_over && conditions.lose_tail.strikes(&mut random) {
+            record.count("tail lost");
             peer.inbound.lose_tail(&mut random);
         }
         peer.inbound.send_end(now, &conditions, &mut random);
@@ -180,7 +184,7 @@ impl Wire {
 
     /// Both ends lose the other at once; what has not arrived is lost.
     pub(crate) fn reset(&mut self, now: Instant) {
-        self.note(Side::Near, now, || "is reset".to_owned());
+        self.fault(Side::Near, now, "link reset", || "is reset".to_owned());
         for end in [&mut self.near, &mut self.far] {
             if !end.is_over() {
                 end.inbound.cut_off(now);
@@ -250,25 +254,27 @@ impl Wire {
         if self.doom.is_none() && conditions.doom.strikes(&mut self.random) {
             let micros = self.random.u64(0..=DOOM_MAX.as_micros() as u64);
             self.doom = Some(now + Duration::from_micros(micros));
-            self.note(side, now, || "breaks".to_owned());
+            self.fault(side, now, "link broken", || "breaks".to_owned());
             let (end, peer) = self.split(side);
             (end.wake, peer.wake) = (true, true);
         }
         if self.doom.is_some() {
             match self.random.u8(0..3) {
                 0 => {
-                    self.note(side, now, || format!("loses {}", words::of(&frame)));
+                    self.fault(side, now, "frame lost", || format!("loses {}", words::of(&frame)));
                     return vec![];
                 }
                 1 => {
-                    self.note(side, now, || format!("doubles {}", words::of(&frame)));
+                    self.fault(side, now, "frame doubled", || {
+                        format!("doubles {}", words::of(&frame))
+                    });
                     return vec![frame.clone(), frame];
                 }
                 _ => {}
             }
         }
         if conditions.corrupt_control.strikes(&mut self.random) && !frame.is_empty() {
-            self.note(side, now, || format!("corrupts {}", words::of(&frame)));
+            self.fault(side, now, "frame corrupted", || format!("corrupts {}", words::of(&frame)));
             let mut changed = BytesMut::from(&frame[..]);
             let at = self.random.usize(0..changed.len());
             changed[at] ^= 1 << self.random.u8(0..8);
@@ -290,7 +296,7 @@ impl Wire {
 
     fn send_payload(&mut self, side: Side, now: Instant, conditions: &Conditions) {
         let lingers = self.capabilities.lingers;
-        let mut random = self.random.fork();
+        let (mut random, record) = (self.random.fork(), self.record.clone());
         let (end, peer) = self.split(side);
         while peer.inbound.has_room_for_payload() {
             // Those that are out wait in the queue too, and lose their turn.
@@ -300,6 +306,9 @@ impl Wire {
             let len = stream.leave(conditions.piece_len(&mut random));
             end.stats.add_sent(len as u64);
             let corrupt = offset == 0 && conditions.corrupt_payload.strikes(&mut random);
+            if corrupt {
+                record.count("payload corrupted");
+            }
             let (tag, source, last) = (stream.tag, stream.source.clone(), stream.is_out());
             let digest = stream.digest();
             let piece = Piece { tag, source, offset, len, last, digest, corrupt };
@@ -367,8 +376,7 @@ impl Wire {
                 // Of an end that is over nobody can be asked to keep its memory.
                 if !same && !peer.is_over() {
                     let what = format!("payload of tag {} changed while it was read", piece.tag.0);
-                    self.note(side.peer(), now, || what.clone());
-                    self.findings.add(what);
+                    self.find(side.peer(), now, what);
                 }
             }
             Err(violation) => {
@@ -392,16 +400,22 @@ impl Wire {
             let (end, peer) = self.split(side);
             let Some(at) = end.gets.iter().position(|get| get.due <= now) else { return };
             let Some(mut get) = end.gets.remove(at) else { return };
-            let copied = get.pull.copy(len, &end.stats);
-            peer.stats.add_sent(copied as u64);
-            left = left.saturating_sub(copied.max(1));
+            let pulled = get.copy(len, &end.stats);
+            peer.stats.add_sent(pulled.len as u64);
+            left = left.saturating_sub(pulled.len.max(1));
             get.due = now + took;
-            if get.pull.is_complete() {
+            // An end that is over keeps nothing for its peer.
+            let finding = (pulled.changed && !peer.is_over())
+                .then(|| format!("memory of {:?} changed while it was pulled", get.op));
+            if get.is_complete() {
                 let op = get.op;
                 let (room, digest) = get.into_room();
                 end.complete(op, OpMemory::Room(room), Ok(digest), report);
             } else {
                 end.gets.push_back(get);
+            }
+            if let Some(what) = finding {
+                self.find(side, now, what);
             }
         }
     }
@@ -414,6 +428,18 @@ impl Wire {
             peer.inbound.send_end(now, conditions, &mut random);
             peer.wake = true;
         }
+    }
+
+    /// Writes down and keeps what must not be.
+    fn find(&self, side: Side, now: Instant, what: String) {
+        self.note(side, now, || what.clone());
+        self.record.find(what);
+    }
+
+    /// Writes down and counts a fault of `side`'s end.
+    fn fault(&self, side: Side, now: Instant, kind: &'static str, what: impl FnOnce() -> String) {
+        self.record.count(kind);
+        self.note(side, now, what);
     }
 
     /// Writes down what the end of `side` does.
