@@ -19,48 +19,16 @@ use crate::backend::{
 };
 
 mod answers;
+mod bytewise;
 mod disconnects;
 mod refusals;
 mod streams;
 
+use bytewise::Bytewise;
+
 /// Ends a text, and has none itself.
 const EOS: u32 = 256;
 const CONTEXT: usize = 64;
-
-/// Every byte is a token.
-struct Bytewise;
-
-impl TextCodec for Bytewise {
-    fn encode(&self, text: &str, _: bool) -> Result<Vec<u32>, TextError> {
-        Ok(text.bytes().map(u32::from).collect())
-    }
-
-    fn decoder(&self) -> Box<dyn TextDecoder> {
-        Box::<BytewiseDecoder>::default()
-    }
-
-    fn token_bytes(&self, id: u32) -> Vec<u8> {
-        u8::try_from(id).into_iter().collect()
-    }
-}
-
-#[derive(Default)]
-struct BytewiseDecoder(Vec<u8>);
-
-impl TextDecoder for BytewiseDecoder {
-    fn push(&mut self, id: u32) -> String {
-        self.0.extend(u8::try_from(id).ok());
-        let whole = match std::str::from_utf8(&self.0) {
-            Ok(all) => all.len(),
-            Err(error) => error.valid_up_to(),
-        };
-        String::from_utf8(self.0.drain(..whole).collect()).unwrap()
-    }
-
-    fn finish(&mut self) -> String {
-        String::from_utf8_lossy(&std::mem::take(&mut self.0)).into_owned()
-    }
-}
 
 /// Answers every prompt with `text` and then [`EOS`], as far as the budget goes.
 struct Scripted {

@@ -19,6 +19,11 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 use tower::ServiceExt;
 
+#[path = "../../http/tests/bytewise.rs"]
+mod bytewise;
+
+use bytewise::Bytewise;
+
 const CONTEXT: usize = 64;
 /// Longest answer: every choice of the most that may be asked for, with log probabilities.
 const ANSWER_LEN_MAX: usize = 64 << 20;
@@ -137,36 +142,4 @@ fn check(request: &GenerateRequest) {
     assert!(numbers.iter().chain(bias).all(|number| number.is_finite()), "{request:?}");
     assert!(sampling.temperature >= 0.0 && sampling.top_p > 0.0, "{request:?}");
     assert!(sampling.repetition_penalty > 0.0, "{request:?}");
-}
-
-/// Every byte is a token.
-struct Bytewise;
-
-impl TextCodec for Bytewise {
-    fn encode(&self, text: &str, _: bool) -> Result<Vec<u32>, TextError> {
-        Ok(text.bytes().map(u32::from).collect())
-    }
-
-    fn decoder(&self) -> Box<dyn TextDecoder> {
-        Box::<BytewiseDecoder>::default()
-    }
-
-    fn token_bytes(&self, id: u32) -> Vec<u8> {
-        u8::try_from(id).into_iter().collect()
-    }
-}
-
-#[derive(Default)]
-struct BytewiseDecoder(Vec<u8>);
-
-impl TextDecoder for BytewiseDecoder {
-    fn push(&mut self, id: u32) -> String {
-        self.0.extend(u8::try_from(id).ok());
-        let whole = self.0.utf8_chunks().next().map_or(0, |chunk| chunk.valid().len());
-        String::from_utf8_lossy(&self.0.drain(..whole).collect::<Vec<_>>()).into_owned()
-    }
-
-    fn finish(&mut self) -> String {
-        String::from_utf8_lossy(&std::mem::take(&mut self.0)).into_owned()
-    }
 }
