@@ -8,6 +8,7 @@ use blockwire::session::{DeclineCode, PeerMessage};
 use blockwire::transport::Address;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use uuid::Uuid;
 
 use super::decode::DecodeRoleHandoff;
 use super::peers::{Change, Connected, PeerSet, Update, UpdateSender, updates};
@@ -129,7 +130,7 @@ impl<'a> Node<'a> {
                     // Cancellations still count while the last requests finish.
                     Some(update) = updates.recv() => {
                         self.note_router(&update);
-                        if !is_new_work(&update) {
+                        if let Some(update) = refuse_new_work(update) {
                             handle(self, update);
                         }
                     }
@@ -177,11 +178,7 @@ impl<'a> Node<'a> {
                     }
                     Err(error) => {
                         tracing::warn!(%request, %error, "unreadable request");
-                        let failed =
-                            TokenEvent::Failed(GenerateError::BadRequest(error.to_string()));
-                        let frame = ResultFrame::carrying(Phase::FirstToken, failed);
-                        let body = prost::Message::encode_to_vec(&frame).into();
-                        from.post(request, 0, kind::RESULT, body);
+                        refuse(from, request, GenerateError::BadRequest(error.to_string()));
                     }
                 }
             }
@@ -210,13 +207,26 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Whether an update asks for work that a node which is about to stop does not begin any more.
-fn is_new_work(update: &Update) -> bool {
+/// Refuses work, which a node that is about to stop does not begin any more: whoever asked must not wait for
+/// the requests that still run. Any other update comes back.
+fn refuse_new_work(update: Update) -> Option<Update> {
     match &update.change {
-        Change::Event(Event::Handoff(_)) => true,
-        Change::Event(Event::Message(message)) => message.kind == kind::PREFILL_REQUEST,
-        Change::Up | Change::Down(_) => false,
+        // Dropped, an offer is declined.
+        Change::Event(Event::Handoff(_)) => None,
+        Change::Event(Event::Message(message)) if message.kind == kind::PREFILL_REQUEST => {
+            let stopping = GenerateError::NoNode("the prefill node is about to stop".to_owned());
+            refuse(&update.connection, message.request, stopping);
+            None
+        }
+        _ => Some(update),
     }
+}
+
+/// Ends a request that was not begun.
+fn refuse(router: &Connection, request: Uuid, error: GenerateError) {
+    let frame = ResultFrame::carrying(Phase::FirstToken, TokenEvent::Failed(error));
+    let body = prost::Message::encode_to_vec(&frame).into();
+    router.post(request, 0, kind::RESULT, body);
 }
 
 async fn accept_all(mut listening: Listening, to: UpdateSender) {
