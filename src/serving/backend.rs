@@ -180,6 +180,17 @@ pub enum Readiness {
 pub type GenerateFuture<'a> =
     Pin<Box<dyn Future<Output = Result<Generation, GenerateError>> + Send + 'a>>;
 
+/// The output of `future`, or none when the deadline passes first: so a caller gives up.
+///
+/// # Cancel safety
+/// As that of `future`, which is dropped at the deadline.
+pub async fn before<F: Future>(deadline: Option<Instant>, future: F) -> Option<F::Output> {
+    match deadline {
+        Some(deadline) => tokio::time::timeout_at(deadline.into(), future).await.ok(),
+        None => Some(future.await),
+    }
+}
+
 /// Something that turns prompts into tokens.
 pub trait Backend: Send + Sync {
     /// The models served.

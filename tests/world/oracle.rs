@@ -79,6 +79,11 @@ impl Oracle {
         *self.seen().counts.entry(what).or_default() += 1;
     }
 
+    /// Counts what the network did.
+    pub fn add(&self, counts: Counts) {
+        self.seen().counts.extend(counts);
+    }
+
     /// The end.
     pub fn report(&self) -> Report {
         let seen = self.seen();

@@ -4,7 +4,9 @@
 //! seeds, `BLOCKWIRE_SIM_FROM` says where they begin.
 
 use std::str::FromStr;
+use std::time::Duration;
 
+use blockwire::clock;
 use blockwire_sim::Trace;
 
 use crate::oracle::{Counts, Report};
@@ -17,6 +19,35 @@ use crate::watchdog::Watchdog;
 /// Runs of a shrink.
 const TRIES_MAX: usize = 4000;
 
+/// What happens in many runs of any world: every kind of event and of fault.
+const HAPPENS: &[&str] = &[
+    "dial refused",
+    "event: cut",
+    "event: heal",
+    "event: hog",
+    "event: kill",
+    "event: reset",
+    "event: start",
+    "event: stop",
+    "event: weather breaking",
+    "event: weather corrupt",
+    "event: weather fair",
+    "event: weather rude",
+    "event: weather slow",
+    "event: weather still",
+    "frame corrupted",
+    "frame doubled",
+    "frame lost",
+    "life begun",
+    "life ended",
+    "link broken",
+    "link reset",
+    "path cut",
+    "path healed",
+    "payload corrupted",
+    "tail lost",
+];
+
 /// Something that scenarios are run in.
 #[derive(Clone, Copy, Debug)]
 pub struct World {
@@ -26,6 +57,9 @@ pub struct World {
     pub draw: fn(u64) -> Scenario,
     /// Runs one.
     pub run: fn(&Scenario, Trace) -> Report,
+    /// What happens in many runs beside the events and faults of all worlds, or else they find less than they
+    /// seem to.
+    pub happens: &'static [&'static str],
 }
 
 impl World {
@@ -38,10 +72,11 @@ impl World {
         }
     }
 
-    /// Runs `usual` seeds, or what the environment asks for.
+    /// Runs `usual` seeds, or what the environment asks for, and prints how often what happened.
     ///
     /// # Panics
-    /// With the line that replays it and the trace, when one fails.
+    /// With the line that replays it and the trace, when one fails; when something never
+    /// [`happens`](Self::happens) in `usual` seeds or more.
     pub fn run_many(&self, usual: u64) {
         let watchdog = Watchdog::default();
         if let Some(seed) = from_env("BLOCKWIRE_SIM_SEED") {
@@ -49,8 +84,9 @@ impl World {
             return self.explain(&(self.draw)(seed), &format!("seed {seed}"), true);
         }
         let first = from_env("BLOCKWIRE_SIM_FROM").unwrap_or(0);
-        let mut counts = Counts::new();
-        for seed in first..first + from_env("BLOCKWIRE_SIM_RUNS").unwrap_or(usual) {
+        let runs = from_env("BLOCKWIRE_SIM_RUNS").unwrap_or(usual);
+        let (mut counts, start) = (Counts::new(), clock::now());
+        for seed in first..first + runs {
             watchdog.begin(self.replay(seed));
             let scenario = (self.draw)(seed);
             let report = self.run(&scenario, Trace::default());
@@ -62,7 +98,19 @@ impl World {
                 *counts.entry(what).or_default() += count;
             }
         }
-        eprintln!("{} world: {counts:?}", self.name);
+        self.sum_up(runs, start.elapsed(), &counts);
+        for what in HAPPENS.iter().chain(self.happens).filter(|_| runs >= usual) {
+            assert!(counts.contains_key(what), "{} world: {what:?} never happens", self.name);
+        }
+    }
+
+    /// Prints how often what happened.
+    fn sum_up(&self, runs: u64, took: Duration, counts: &Counts) {
+        let rate = runs as f64 / took.as_secs_f64();
+        eprintln!("{} world: {runs} seeds without a failure, {rate:.1} a second", self.name);
+        for (what, count) in counts {
+            eprintln!("{count:>12}  {what}");
+        }
     }
 
     /// Runs every scenario that failed once.

@@ -140,6 +140,31 @@ pub struct Hog {
     pub hold: u64,
 }
 
+impl What {
+    /// Its kind, as it is counted.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Offer(_) => "event: offer",
+            Self::Cut(..) => "event: cut",
+            Self::Heal(..) => "event: heal",
+            Self::Reset(..) => "event: reset",
+            Self::Kill(_) => "event: kill",
+            Self::Stop(_) => "event: stop",
+            Self::Start(_) => "event: start",
+            Self::Weather(_, _, Weather::Still) => "event: weather still",
+            Self::Weather(_, _, Weather::Fair) => "event: weather fair",
+            Self::Weather(_, _, Weather::Slow) => "event: weather slow",
+            Self::Weather(_, _, Weather::Rude) => "event: weather rude",
+            Self::Weather(_, _, Weather::Corrupt) => "event: weather corrupt",
+            Self::Weather(_, _, Weather::Breaking) => "event: weather breaking",
+            Self::Hog(_) => "event: hog",
+            Self::Recall(_) => "event: recall",
+            Self::Ask(_) => "event: ask",
+            Self::Slow(..) => "event: slow",
+        }
+    }
+}
+
 impl Scenario {
     /// How many hosts the events name.
     pub fn hosts(&self) -> usize {

@@ -10,7 +10,7 @@ use super::plan::ChoicePlan;
 use super::stop::{Matched, StopMatcher};
 use super::text::TextDecoder;
 use crate::backend::{
-    FinishReason, GenerateError, Generation, Started, TokenEvent, TokenLogprobs, Usage,
+    FinishReason, GenerateError, Generation, Started, TokenEvent, TokenLogprobs, Usage, before,
 };
 use crate::metrics::Metrics;
 
@@ -170,13 +170,5 @@ impl Choice {
             None => self.metrics.first_token(now - self.begun),
             Some(latest) => self.metrics.next_token(now - latest),
         }
-    }
-}
-
-/// The output of `future`, or none when the deadline passes first.
-async fn before<F: Future>(deadline: Option<Instant>, future: F) -> Option<F::Output> {
-    match deadline {
-        Some(deadline) => tokio::time::timeout_at(deadline.into(), future).await.ok(),
-        None => Some(future.await),
     }
 }

@@ -4,7 +4,10 @@ use blockwire::pool::{KvSequence, ReservedBlock, SealedBlock};
 
 use super::BLOCK;
 
-/// The byte that a token's state consists of; never what an unused block has.
+/// What free blocks are overwritten with.
+pub(super) const SPOILT: u8 = 0xee;
+
+/// The byte that a token's state consists of; never what an unused block has, or a spoilt one.
 fn byte(id: u32, token: usize) -> u8 {
     let mixed = (u64::from(id) << 20 | token as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 56) as u8 | 1

@@ -16,7 +16,7 @@ use fastrand::Rng;
 use tokio::task::AbortHandle;
 use uuid::Uuid;
 
-use super::{BLOCK, receive};
+use super::{BLOCK, content, receive};
 use crate::oracle::Oracle;
 
 /// Longest wait for a connection.
@@ -157,6 +157,15 @@ impl Host {
         let life = std::mem::take(&mut *self.0.life.borrow_mut());
         // The driver ends by itself, with the last handle of the endpoint.
         life.tasks.iter().for_each(AbortHandle::abort);
+    }
+
+    /// Overwrites every free block: whoever still reads one is found out.
+    pub(super) fn spoil_free_blocks(&self) {
+        let free = self.0.pool.accounting().free;
+        // Where others wait for blocks, it is their turn; so nobody is woken by this.
+        for mut block in self.0.pool.try_reserve(free).unwrap_or_default() {
+            block.fill(content::SPOILT);
+        }
     }
 
     /// Whether its driver has ended.

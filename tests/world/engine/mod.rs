@@ -17,7 +17,29 @@ use crate::runs::World;
 use crate::scenario::{Answer, Hog, Offer, Scenario, Share, What, draw_events};
 
 /// The world of endpoints.
-pub const ENGINE: World = World { name: "engine", draw: scenario, run };
+pub const ENGINE: World = World { name: "engine", draw: scenario, run, happens: HAPPENS };
+
+/// What comes of many runs.
+const HAPPENS: &[&str] = &[
+    "ended: in order",
+    "ended: link",
+    "ended: silent",
+    "ended: violated",
+    "event: offer",
+    "event: recall",
+    "lease lost",
+    "lease unread",
+    "not taken",
+    "not taken: digest",
+    "not taken: transport",
+    "not taken: withdrawn",
+    "offer committed",
+    "offer failed",
+    "offer given up",
+    "operation refused",
+    "read adopted",
+    "read copied",
+];
 
 /// Tokens of a block.
 const BLOCK: usize = 4;

@@ -39,6 +39,7 @@ pub(super) fn run(scenario: &Scenario, trace: Trace) -> Report {
         if !oracle.has_failed() {
             world.rest().await;
         }
+        oracle.add(world.network.faults());
         oracle.report()
     })
 }
@@ -74,6 +75,7 @@ impl World {
     }
 
     fn apply(&mut self, what: &What) {
+        self.oracle.count(what.kind());
         match *what {
             What::Offer(offer) => {
                 if let Some(host) = self.alive(offer.from) {
@@ -110,6 +112,8 @@ impl World {
         for host in self.hosts.iter().flatten().chain(&self.gone) {
             self.oracle.check_pool(host.name(), host.pool());
         }
+        // Nobody writes to the memory of a process that is gone.
+        self.hosts.iter().flatten().for_each(Host::spoil_free_blocks);
         self.network.findings().into_iter().for_each(|finding| self.oracle.fail(finding));
     }
 
@@ -161,6 +165,7 @@ impl World {
 
     fn end(&mut self, host: usize, end: fn(&Host)) {
         if let Some(life) = self.hosts.get_mut(host).and_then(Option::take) {
+            self.oracle.count("life ended");
             end(&life);
             self.gone.push(life);
         }
@@ -170,6 +175,7 @@ impl World {
         // A name is free again when the one who had it is over.
         let held = self.gone.iter().any(|host| host.number() == number && !host.is_over());
         if !held && self.hosts.get(number).is_some_and(Option::is_none) {
+            self.oracle.count("life begun");
             self.lives += 1;
             let nature = self.natures[number];
             let host = Host::start(

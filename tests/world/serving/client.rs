@@ -1,10 +1,13 @@
 //! Who asks: a request ends once, in time, with the right tokens or an error that somebody is to blame for.
+//!
+//! At its deadline one half of the clients gives up, as the HTTP front does, whatever the nodes are at. What they
+//! held for it has to come back. The other half waits for the nodes to say that the deadline has passed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blockwire::clock;
 use blockwire_serving::backend::{
-    Backend, GenerateError, GenerateRequest, Generation, SamplingParams, TokenEvent,
+    Backend, GenerateError, GenerateRequest, Generation, SamplingParams, TokenEvent, before,
 };
 use blockwire_serving::router::RequestRouter;
 use tokio::time::timeout;
@@ -16,6 +19,10 @@ use crate::scenario::Ask;
 
 /// Nothing takes so long, whatever fails: then it hangs.
 const HANG: Duration = Duration::from_secs(120);
+/// A client that gives up is done so long after its deadline, whatever fails: the ticks of two timers.
+const SLACK: Duration = Duration::from_millis(2);
+/// The nodes say so within this: a step of a model, a wait for blocks, or the silence of a node that died.
+const NODES_SLACK: Duration = Duration::from_secs(5);
 
 /// What a client knows of the world.
 #[derive(Clone, Debug)]
@@ -38,11 +45,14 @@ impl Client {
     pub(super) async fn ask(self, ask: Ask) {
         let oracle = &self.oracle;
         oracle.note(|| format!("request {} begins", ask.id));
-        let patience = ask.patience.map_or(HANG, Duration::from_millis);
-        let end = match timeout(patience, self.answer(ask)).await {
+        let slack = if gives_up(ask) { SLACK } else { NODES_SLACK };
+        let due = ask.deadline.map_or(HANG, |deadline| Duration::from_millis(deadline) + slack);
+        // A client that would wait for longer than it can take does not leave.
+        let patience = ask.patience.map(Duration::from_millis).filter(|patience| *patience < due);
+        let end = match timeout(patience.unwrap_or(due), self.answer(ask)).await {
             Ok(end) => end,
-            Err(_) if ask.patience.is_some() => End::Left,
-            Err(_) => return oracle.fail(format!("{ask:?} hangs")),
+            Err(_) if patience.is_some() => End::Left,
+            Err(_) => return oracle.fail(format!("{ask:?} is not over after {due:?}")),
         };
         match end {
             End::Right => {
@@ -71,17 +81,29 @@ impl Client {
             deadline,
             cache_salt: None,
         };
-        match self.router.generate(request).await {
-            Ok(generation) => self.tokens(ask, &prompt, generation).await,
-            Err(error) => End::Failed(error),
+        let deadline = deadline.filter(|_| gives_up(ask));
+        match before(deadline, self.router.generate(request)).await {
+            Some(Ok(generation)) => self.tokens(ask, &prompt, generation, deadline).await,
+            Some(Err(error)) => End::Failed(error),
+            None => End::Failed(GenerateError::Deadline),
         }
     }
 
-    async fn tokens(&self, ask: Ask, prompt: &[u32], mut generation: Generation) -> End {
+    async fn tokens(
+        &self,
+        ask: Ask,
+        prompt: &[u32],
+        mut generation: Generation,
+        deadline: Option<Instant>,
+    ) -> End {
         let (expected, why) = model::answer(prompt, ask.max_tokens);
         let mut tokens = Vec::new();
         let mut end = None;
-        while let Some(event) = generation.next().await {
+        loop {
+            let Some(event) = before(deadline, generation.next()).await else {
+                return End::Failed(GenerateError::Deadline);
+            };
+            let Some(event) = event else { break };
             match event {
                 TokenEvent::Started(_) => {}
                 TokenEvent::Token { id, .. } => {
@@ -119,7 +141,8 @@ impl Client {
     /// An error has to have a cause.
     fn judge(&self, ask: Ask, error: &GenerateError) {
         self.oracle.count(match error {
-            GenerateError::Deadline => "failed: deadline",
+            GenerateError::Deadline if gives_up(ask) => "failed: deadline",
+            GenerateError::Deadline => "failed: deadline, say the nodes",
             GenerateError::Busy { .. } => "failed: busy",
             GenerateError::NodeFailed(_) => "failed: node",
             GenerateError::NoNode(_) => "failed: no node",
@@ -134,4 +157,9 @@ impl Client {
         };
         self.oracle.check(caused, || format!("{ask:?} failed: {error}"));
     }
+}
+
+/// Whether the client minds its deadline itself.
+fn gives_up(ask: Ask) -> bool {
+    ask.id.is_multiple_of(2)
 }

@@ -18,7 +18,20 @@ use crate::runs::World;
 use crate::scenario::{Ask, Hog, Scenario, Share, What, draw_events};
 
 /// The world of clusters.
-pub const SERVING: World = World { name: "serving", draw: scenario, run };
+pub const SERVING: World = World { name: "serving", draw: scenario, run, happens: HAPPENS };
+
+/// What comes of many runs.
+const HAPPENS: &[&str] = &[
+    "answered",
+    "client left",
+    "event: ask",
+    "event: slow",
+    "failed: busy",
+    "failed: deadline",
+    "failed: deadline, say the nodes",
+    "failed: no node",
+    "failed: node",
+];
 
 /// Tokens of a block.
 const BLOCK: usize = 4;

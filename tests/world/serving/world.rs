@@ -41,6 +41,7 @@ pub(super) fn run(scenario: &Scenario, trace: Trace) -> Report {
         if !oracle.has_failed() {
             world.rest().await;
         }
+        oracle.add(world.all.network.faults());
         oracle.report()
     })
 }
@@ -77,6 +78,7 @@ impl World {
     }
 
     fn apply(&mut self, what: &What) {
+        self.all.oracle.count(what.kind());
         let network = &self.all.network;
         match *what {
             What::Ask(ask) => self.with(ask.router, |node| node.ask(ask)),
@@ -151,6 +153,7 @@ impl World {
 
     fn end(&mut self, number: usize, end: fn(&mut Node)) {
         if let Some(mut node) = self.nodes.get_mut(number).and_then(Option::take) {
+            self.all.oracle.count("life ended");
             end(&mut node);
             self.gone.push(node);
         }
@@ -160,6 +163,7 @@ impl World {
         // A name is free again when the one who had it is over.
         let held = self.gone.iter().any(|node| node.name() == name(number) && !node.is_over());
         if !held && self.nodes.get(number).is_some_and(Option::is_none) {
+            self.all.oracle.count("life begun");
             self.lives += 1;
             let node = Node::start(number, self.lives, &self.natures[number], &self.all);
             self.nodes[number] = Some(node);
