@@ -406,6 +406,7 @@ impl World {
     /// Lets everything that was begun come to its end.
     pub fn finish(&mut self) {
         for round in 0..ROUNDS_MAX {
+            self.settle();
             if self.is_at_rest() {
                 return;
             }

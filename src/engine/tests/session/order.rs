@@ -1,0 +1,78 @@
+//! What comes too early or too late: older tries of a request, a commit of what was not sent, an end of the
+//! session before the end of its link.
+
+use blockwire::clock;
+use blockwire::session::{Action, HandoffKey, LandError, Notice, SessionEnd};
+use blockwire::transport::{CloseReason, LinkEvent, Op};
+use blockwire::wire::{Header, Kind, body, encode_frame, split_frame};
+use uuid::Uuid;
+
+use super::world::{RECEIVER, SENDER, Way, World};
+
+const REQUEST: Uuid = Uuid::from_u128(77);
+
+/// Offers a try of the request to the receiver; what its user hears.
+fn offer_try(world: &mut World, epoch: u32) -> Vec<Notice> {
+    let rts = body::Rts { tokens: 7, block_tokens: 4, ..body::Rts::default() };
+    let frame = encode_frame(Header::control(Kind::Rts, REQUEST, epoch), &rts).unwrap();
+    let session = &mut world.sessions[RECEIVER];
+    session.handle_event(LinkEvent::Received(frame), clock::now());
+    std::iter::from_fn(|| session.poll_notice()).collect()
+}
+
+#[test]
+fn an_older_try_of_a_request_is_declined_and_a_newer_one_replaces_it() {
+    let mut world = World::new(Way::Push);
+    world.settle();
+    let key = |epoch| HandoffKey { request: REQUEST, epoch };
+    let heard = offer_try(&mut world, 2);
+    assert!(matches!(&heard[..], [Notice::Offered(found, _)] if *found == key(2)), "{heard:?}");
+
+    let heard = offer_try(&mut world, 1);
+    assert!(heard.is_empty(), "{heard:?}");
+    let action = world.sessions[RECEIVER].poll_action();
+    let Some(Action::Submit(Op::Control(frame), _)) = action else { panic!("{action:?}") };
+    let (header, _) = split_frame(&frame).unwrap();
+    assert_eq!((header.kind, header.epoch), (Kind::Decline, 1));
+
+    let heard = offer_try(&mut world, 3);
+    let replaced = matches!(&heard[..],
+        [Notice::LandFailed(old, LandError::Withdrawn), Notice::Offered(new, _)]
+            if *old == key(2) && *new == key(3));
+    assert!(replaced, "{heard:?}");
+    assert!(world.sessions[RECEIVER].end().is_none());
+}
+
+/// Nothing was sent yet that could have been checked.
+#[test]
+fn a_commit_before_the_digest_is_a_violation() {
+    let mut world = World::new(Way::Push);
+    world.offer(0);
+    world.settle();
+    let key = World::key(0);
+    let header = Header::control(Kind::Ats, key.request, key.epoch);
+    let frame = encode_frame(header, &body::Ats {}).unwrap();
+    let session = &mut world.sessions[SENDER];
+    session.handle_event(LinkEvent::Received(frame), clock::now());
+    assert!(matches!(session.end(), Some(SessionEnd::Violated(_))), "{:?}", session.end());
+    let committed = |notice: Notice| matches!(notice, Notice::OfferEnded(_, Ok(())));
+    assert!(!std::iter::from_fn(|| session.poll_notice()).any(committed));
+}
+
+/// The receiver hears of the end later, and reads until then.
+#[test]
+fn what_is_pulled_stays_until_the_link_is_gone() {
+    let mut world = World::new(Way::Pull);
+    world.offer(0);
+    world.settle();
+    world.deliver(RECEIVER);
+    world.settle();
+    world.accept(0);
+    world.settle();
+    assert_eq!(world.ops[RECEIVER].len(), 1, "the pull has begun");
+    world.sessions[SENDER].close("no longer needed");
+    assert_eq!(world.pools[SENDER].accounting().free, 10);
+    let gone = LinkEvent::Closed(CloseReason::Local);
+    world.sessions[SENDER].handle_event(gone, clock::now());
+    assert_eq!(world.pools[SENDER].accounting().free, 12);
+}
