@@ -36,7 +36,7 @@ impl ServingCoordinator {
         item: DecodeRoleHandoff,
     ) {
         let (node, id) = (self.clone(), item.request.id);
-        tasks.spawn(id, owner, async move {
+        tasks.spawn(item.incoming.key(), owner, async move {
             let results = item.results.clone();
             if let Err(error) = node.decode(item).await {
                 tracing::warn!(request = %id, %error, "decode failed");

@@ -22,8 +22,8 @@ mod tasks;
 use std::sync::Arc;
 
 use blockwire::endpoint::{Connection, Endpoint};
+use blockwire::session::HandoffKey;
 use tokio::sync::mpsc;
-use uuid::Uuid;
 
 pub use decode::DecodeRoleHandoff;
 pub use metrics::HandoffMetrics;
@@ -73,8 +73,8 @@ pub enum ResultSink {
     Peer {
         /// The router.
         connection: Connection,
-        /// The request.
-        request: Uuid,
+        /// The request, and which attempt at it.
+        key: HandoffKey,
     },
 }
 
@@ -86,9 +86,12 @@ impl ResultSink {
     pub async fn send(&self, frame: ResultFrame) -> Result<(), SinkClosed> {
         match self {
             Self::Channel(channel) => channel.send(frame).map_err(|_| SinkClosed),
-            Self::Peer { connection, request } => {
+            Self::Peer { connection, key } => {
                 let body = prost::Message::encode_to_vec(&frame).into();
-                connection.send(*request, 0, kind::RESULT, body).await.map_err(|_| SinkClosed)
+                connection
+                    .send(key.request, key.epoch, kind::RESULT, body)
+                    .await
+                    .map_err(|_| SinkClosed)
             }
         }
     }

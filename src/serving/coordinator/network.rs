@@ -4,11 +4,10 @@ use std::future::Future;
 use std::time::Duration;
 
 use blockwire::endpoint::{Connection, Event, IncomingHandoff, Listening};
-use blockwire::session::{DeclineCode, PeerMessage};
+use blockwire::session::{DeclineCode, HandoffKey, PeerMessage};
 use blockwire::transport::Address;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use uuid::Uuid;
 
 use super::decode::DecodeRoleHandoff;
 use super::peers::{Change, Connected, PeerSet, Update, UpdateSender, updates};
@@ -80,7 +79,7 @@ impl ServingCoordinator {
         node.run(updates, stop, |node, update| match update.change {
             Change::Event(Event::Handoff(incoming)) => node.handle_handoff(incoming),
             Change::Event(Event::Message(message)) if message.kind == kind::CANCEL => {
-                node.tasks.cancel(message.request);
+                node.tasks.cancel(key(&message));
             }
             _ => {}
         })
@@ -164,21 +163,22 @@ impl<'a> Node<'a> {
         from: &Connection,
         message: PeerMessage,
     ) {
-        let request = message.request;
+        let key = key(&message);
+        let HandoffKey { request, epoch } = key;
         match message.kind {
-            kind::CANCEL => self.tasks.cancel(request),
+            kind::CANCEL => self.tasks.cancel(key),
             kind::PREFILL_REQUEST => {
-                let results = ResultSink::Peer { connection: from.clone(), request };
+                let results = ResultSink::Peer { connection: from.clone(), key };
                 match PrefillRequestFrame::read(request, message.body) {
                     Ok((request, to, reply_to)) => {
                         let decode = decode.by_instance(to);
-                        let item = PrefillRoleRequest { request, decode, reply_to, results };
+                        let item = PrefillRoleRequest { request, epoch, decode, reply_to, results };
                         let owner = Some(from.clone());
                         self.coordinator.spawn_prefill(&mut self.tasks, owner, item);
                     }
                     Err(error) => {
                         tracing::warn!(%request, %error, "unreadable request");
-                        refuse(from, request, GenerateError::BadRequest(error.to_string()));
+                        refuse(from, key, GenerateError::BadRequest(error.to_string()));
                     }
                 }
             }
@@ -187,7 +187,8 @@ impl<'a> Node<'a> {
     }
 
     fn handle_handoff(&mut self, incoming: IncomingHandoff) {
-        let id = incoming.key().request;
+        let key = incoming.key();
+        let id = key.request;
         let meta = incoming.manifest().meta.clone();
         let (request, first_token, reply_to) = match DecodeMetaFrame::read(id, meta) {
             Ok(meta) => meta,
@@ -201,7 +202,7 @@ impl<'a> Node<'a> {
             incoming.decline(DeclineCode::DeclineNoPath, "its router is not connected here");
             return;
         };
-        let results = ResultSink::Peer { connection: connection.clone(), request: id };
+        let results = ResultSink::Peer { connection: connection.clone(), key };
         let item = DecodeRoleHandoff { request, first_token, incoming, results };
         self.coordinator.spawn_decode(&mut self.tasks, Some(connection), item);
     }
@@ -210,23 +211,31 @@ impl<'a> Node<'a> {
 /// Refuses work, which a node that is about to stop does not begin any more: whoever asked must not wait for
 /// the requests that still run. Any other update comes back.
 fn refuse_new_work(update: Update) -> Option<Update> {
-    match &update.change {
-        // Dropped, an offer is declined.
-        Change::Event(Event::Handoff(_)) => None,
-        Change::Event(Event::Message(message)) if message.kind == kind::PREFILL_REQUEST => {
-            let stopping = GenerateError::NoNode("the prefill node is about to stop".to_owned());
-            refuse(&update.connection, message.request, stopping);
+    let Update { connection, change } = update;
+    let stopping = "this node is about to stop";
+    match change {
+        Change::Event(Event::Handoff(incoming)) => {
+            incoming.decline(DeclineCode::DeclineNoPath, stopping);
             None
         }
-        _ => Some(update),
+        Change::Event(Event::Message(message)) if message.kind == kind::PREFILL_REQUEST => {
+            refuse(&connection, key(&message), GenerateError::NoNode(stopping.to_owned()));
+            None
+        }
+        change => Some(Update { connection, change }),
     }
 }
 
+/// Which attempt at which request a message is about.
+fn key(message: &PeerMessage) -> HandoffKey {
+    HandoffKey { request: message.request, epoch: message.epoch }
+}
+
 /// Ends a request that was not begun.
-fn refuse(router: &Connection, request: Uuid, error: GenerateError) {
+fn refuse(router: &Connection, key: HandoffKey, error: GenerateError) {
     let frame = ResultFrame::carrying(Phase::FirstToken, TokenEvent::Failed(error));
     let body = prost::Message::encode_to_vec(&frame).into();
-    router.post(request, 0, kind::RESULT, body);
+    router.post(key.request, key.epoch, kind::RESULT, body);
 }
 
 async fn accept_all(mut listening: Listening, to: UpdateSender) {

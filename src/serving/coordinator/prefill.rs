@@ -20,6 +20,8 @@ use crate::scheduler::PrefillDone;
 pub struct PrefillRoleRequest {
     /// What to compute.
     pub request: GenerateRequest,
+    /// Which attempt at the request: frames of an earlier one are told from it by this.
+    pub epoch: u32,
     /// The decode node that takes the cache; none when it is not connected.
     pub decode: Option<Connection>,
     /// The router instance that the decode node reports to.
@@ -41,7 +43,7 @@ impl ServingCoordinator {
         item: PrefillRoleRequest,
     ) {
         let (node, id) = (self.clone(), item.request.id);
-        tasks.spawn(id, owner, async move {
+        tasks.spawn(HandoffKey { request: id, epoch: item.epoch }, owner, async move {
             let results = item.results.clone();
             if let Err(error) = node.prefill(item).await {
                 tracing::warn!(request = %id, %error, "prefill failed");
@@ -52,7 +54,7 @@ impl ServingCoordinator {
     }
 
     async fn prefill(&self, item: PrefillRoleRequest) -> Result<(), GenerateError> {
-        let PrefillRoleRequest { request, decode, reply_to, results } = item;
+        let PrefillRoleRequest { request, epoch, decode, reply_to, results } = item;
         let decode = decode.ok_or_else(|| {
             GenerateError::NoNode("the decode node is not connected to this prefill node".into())
         })?;
@@ -83,7 +85,7 @@ impl ServingCoordinator {
             .map_err(|error| GenerateError::NodeFailed(error.to_string()))?;
         drop(sequence);
         let meta = DecodeMetaFrame::new(&request, first, reply_to).encode_to_vec().into();
-        let key = HandoffKey { request: request.id, epoch: 1 };
+        let key = HandoffKey { request: request.id, epoch };
         let report = send_handoff_payload(&decode, key, handoff, meta).await;
         let report = report.map_err(|error| offer_failure(&decode, &error))?;
         self.metrics.handed_over(report.payload_len, report.elapsed);
@@ -107,6 +109,9 @@ fn offer_failure(decode: &Connection, error: &OfferError) -> GenerateError {
     match error {
         OfferError::Declined { code: DeclineCode::DeclineBusy, .. } => {
             GenerateError::Busy { waiting: 0 }
+        }
+        OfferError::Declined { code: DeclineCode::DeclineNoPath, .. } => {
+            GenerateError::NoNode(reason)
         }
         _ => GenerateError::NodeFailed(reason),
     }

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 
 use blockwire::endpoint::Connection;
+use blockwire::session::HandoffKey;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
-use uuid::Uuid;
 
 /// Runs what comes in until the queue closes, then finishes what runs. Many at a time.
 pub(super) async fn serve<T>(mut queue: mpsc::Receiver<T>, mut spawn: impl FnMut(&mut Tasks, T)) {
@@ -25,13 +25,13 @@ pub(super) async fn serve<T>(mut queue: mpsc::Receiver<T>, mut spawn: impl FnMut
     }
 }
 
-/// Running requests: by request to cancel them, by owner when a router is lost.
+/// Running requests: by request and attempt to cancel them, by owner when a router is lost.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
     running: JoinSet<()>,
     /// In a fixed order, for simulations: whoever loses his owner ends in this order.
-    by_request: BTreeMap<Uuid, Entry>,
-    by_task: HashMap<Id, Uuid>,
+    by_request: BTreeMap<HandoffKey, Entry>,
+    by_task: HashMap<Id, HandoffKey>,
 }
 
 #[derive(Debug)]
@@ -41,10 +41,10 @@ struct Entry {
 }
 
 impl Tasks {
-    /// Runs a request's task. A second task of the same request replaces the first.
+    /// Runs a request's task. A second task of the same attempt replaces the first.
     pub(super) fn spawn(
         &mut self,
-        request: Uuid,
+        request: HandoffKey,
         owner: Option<Connection>,
         task: impl Future<Output = ()> + Send + 'static,
     ) {
@@ -56,7 +56,7 @@ impl Tasks {
     }
 
     /// Ends a request's task; whatever it held is given back. Unknown requests are ignored.
-    pub(super) fn cancel(&mut self, request: Uuid) {
+    pub(super) fn cancel(&mut self, request: HandoffKey) {
         if let Some(entry) = self.by_request.remove(&request) {
             entry.abort.abort();
         }
@@ -86,12 +86,12 @@ impl Tasks {
             Ok((task, ())) => (task, None),
             Err(error) => (error.id(), Some(error).filter(JoinError::is_panic)),
         };
-        let request = self.by_task.remove(&task).unwrap_or_default();
-        if self.by_request.get(&request).is_some_and(|entry| entry.abort.id() == task) {
-            self.by_request.remove(&request);
+        let Some(key) = self.by_task.remove(&task) else { return };
+        if self.by_request.get(&key).is_some_and(|entry| entry.abort.id() == task) {
+            self.by_request.remove(&key);
         }
         if let Some(error) = error {
-            tracing::error!(%request, %error, "a request's task panicked");
+            tracing::error!(request = %key.request, %error, "a request's task panicked");
         }
     }
 

@@ -1,11 +1,17 @@
 //! Merges what two nodes send into one stream: the first token, then the continuation.
+//!
+//! The first token waits until the decode node has the cache, or until nothing follows it. So a request
+//! whose handoff fails has not begun for its client, and can be tried on other nodes; a client that
+//! has a first token gets the rest of the answer, unless a node dies. It costs the time of the
+//! handoff: a millisecond on one host. For the same reason a failure is noted here, and told by
+//! [`report`](StreamBridge::report) only.
 
 use tokio::sync::mpsc;
 
 use crate::backend::{GenerateError, Started, TokenEvent};
 use crate::protocol::ResultFrame;
 
-/// Most events of a continuation that wait for a first token that does not come.
+/// Most events of one node that wait for the other one.
 const HELD_MAX: usize = 65_536;
 
 /// The two nodes' results race; a client must see them in order.
@@ -13,14 +19,21 @@ const HELD_MAX: usize = 65_536;
 pub struct StreamBridge {
     events: mpsc::UnboundedSender<TokenEvent>,
     notes: Vec<(&'static str, String)>,
+    /// The prefill node gave a token.
     first_seen: bool,
+    /// Nothing comes from the decode node: the first token is the last.
+    ends_first: bool,
+    /// The decode node has the cache.
     handed_over: bool,
-    failed: bool,
+    failure: Option<GenerateError>,
+    begun: bool,
     /// Prompt tokens that the prefill node had: the decode node does not know.
     cached_tokens: u32,
     /// Tokens that the client has.
     tokens: u32,
-    /// What waits for the first token, each token with its position, where its node tells it.
+    /// What waits for the decode node, each token with its position, where its node tells it.
+    first: Vec<(Option<u32>, TokenEvent)>,
+    /// What waits for the first token.
     held: Vec<(Option<u32>, TokenEvent)>,
 }
 
@@ -34,10 +47,13 @@ impl StreamBridge {
             events,
             notes,
             first_seen: false,
+            ends_first: false,
             handed_over: false,
-            failed: false,
+            failure: None,
+            begun: false,
             cached_tokens: 0,
             tokens: 0,
+            first: Vec::new(),
             held: Vec::new(),
         }
     }
@@ -47,9 +63,9 @@ impl StreamBridge {
         self.handed_over && self.first_seen
     }
 
-    /// Whether the stream ended with an error.
-    pub fn has_failed(&self) -> bool {
-        self.failed
+    /// The error that the stream ended with.
+    pub fn failure(&self) -> Option<&GenerateError> {
+        self.failure.as_ref()
     }
 
     /// Takes a result of the prefill node. True when nothing follows.
@@ -58,40 +74,72 @@ impl StreamBridge {
             let cached_tokens = frame.cached_tokens.unwrap_or_default();
             self.cached_tokens = cached_tokens;
             let notes = std::mem::take(&mut self.notes);
-            self.emit(TokenEvent::Started(Started { cached_tokens, notes }));
+            self.first.push((None, TokenEvent::Started(Started { cached_tokens, notes })));
         }
         for (position, event) in placed(frame) {
-            self.first_seen |= matches!(event, TokenEvent::Token { .. });
-            if self.follow(position, event) {
-                return true;
+            match event {
+                TokenEvent::Failed(_) => return self.emit(event),
+                TokenEvent::Token { .. } => self.first_seen = true,
+                TokenEvent::Finished { .. } => self.ends_first = true,
+                TokenEvent::Started(_) => {}
             }
+            self.first.push((position, event));
         }
-        self.first_seen && self.release()
+        self.release()
     }
 
     /// Takes a result of the decode node. True when nothing follows.
     pub fn submit_decode_token(&mut self, frame: ResultFrame) -> bool {
-        self.handed_over = true;
-        self.held.extend(placed(frame));
-        if self.held.len() > HELD_MAX {
-            let reason = "the continuation came without a first token".to_owned();
+        self.handed_over |= frame.failure.is_none();
+        for (position, event) in placed(frame) {
+            if matches!(event, TokenEvent::Failed(_)) && !self.is_handed_over() {
+                return self.emit(event);
+            }
+            self.held.push((position, event));
+        }
+        self.release()
+    }
+
+    /// Notes that the nodes failed.
+    pub fn fail(&mut self, error: GenerateError) {
+        self.failure.get_or_insert(error);
+    }
+
+    /// Whether the client has anything.
+    pub fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// Whether nobody wants the stream any more.
+    pub fn is_abandoned(&self) -> bool {
+        self.events.is_closed()
+    }
+
+    /// Forgets a try of which the client has nothing.
+    pub fn begin_again(&mut self, notes: Vec<(&'static str, String)>) {
+        debug_assert!(!self.begun, "the client would get two answers");
+        *self = Self::new(self.events.clone(), notes);
+    }
+
+    /// Ends the stream with its failure.
+    pub fn report(self) {
+        if let Some(error) = self.failure {
+            let _ = self.events.send(TokenEvent::Failed(error));
+        }
+    }
+
+    /// Sends what waited, once nothing is in its way; true when the last event was among it.
+    fn release(&mut self) -> bool {
+        if self.first.len().max(self.held.len()) > HELD_MAX {
+            let reason = "one node answers, and the other does not".to_owned();
             return self.emit(TokenEvent::Failed(GenerateError::NodeFailed(reason)));
         }
-        self.first_seen && self.release()
-    }
-
-    /// Ends the stream with an error.
-    pub fn fail(&mut self, error: GenerateError) {
-        self.emit(TokenEvent::Failed(error));
-    }
-
-    fn release(&mut self) -> bool {
-        for (position, event) in std::mem::take(&mut self.held) {
-            if self.follow(position, event) {
-                return true;
-            }
+        if !(self.first_seen && (self.handed_over || self.ends_first)) {
+            return false;
         }
-        false
+        let first = std::mem::take(&mut self.first);
+        let held = std::mem::take(&mut self.held);
+        first.into_iter().chain(held).any(|(position, event)| self.follow(position, event))
     }
 
     /// Sends what follows on what was sent; what does not is the end. A link that is about to break may
@@ -116,10 +164,14 @@ impl StreamBridge {
         self.emit(TokenEvent::Failed(GenerateError::NodeFailed(reason)))
     }
 
-    /// Sends an event; true when it was the last one.
+    /// Sends an event, but for a failure, which is noted; true when it is the last one.
     fn emit(&mut self, event: TokenEvent) -> bool {
-        let last = matches!(event, TokenEvent::Finished { .. } | TokenEvent::Failed(_));
-        self.failed |= matches!(event, TokenEvent::Failed(_));
+        if let TokenEvent::Failed(error) = event {
+            self.fail(error);
+            return true;
+        }
+        let last = matches!(event, TokenEvent::Finished { .. });
+        self.begun = true;
         // A client that left cancels by other means.
         let _ = self.events.send(event);
         last
@@ -141,6 +193,16 @@ mod tests {
 
     fn token(phase: Phase, id: u32) -> ResultFrame {
         ResultFrame::carrying(phase, TokenEvent::Token { id, logprob: None })
+    }
+
+    /// The decode node has the cache.
+    fn accepted() -> ResultFrame {
+        ResultFrame::carrying(Phase::Continuation, TokenEvent::Started(Started::default()))
+    }
+
+    fn failed(phase: Phase) -> ResultFrame {
+        let error = GenerateError::NodeFailed("it did".to_owned());
+        ResultFrame::carrying(phase, TokenEvent::Failed(error))
     }
 
     fn finish(phase: Phase, completion_tokens: u32) -> ResultFrame {
@@ -166,6 +228,39 @@ mod tests {
             matches!(events.try_recv(), Ok(TokenEvent::Started(started)) if !started.notes.is_empty())
         );
         assert_eq!(ids(&mut events), [1, 2]);
+    }
+
+    #[test]
+    fn a_first_token_waits_until_the_decode_node_has_the_cache() {
+        let (sender, mut events) = mpsc::unbounded_channel();
+        let mut bridge = StreamBridge::new(sender, vec![]);
+        assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1).at(0)));
+        assert!(events.try_recv().is_err());
+        assert!(!bridge.submit_decode_token(accepted()));
+        assert_eq!(ids(&mut events), [1]);
+        assert!(bridge.is_handed_over());
+    }
+
+    #[test]
+    fn a_request_whose_handoff_fails_has_not_begun_for_its_client() {
+        for phase in [Phase::FirstToken, Phase::Continuation] {
+            let (sender, mut events) = mpsc::unbounded_channel();
+            let mut bridge = StreamBridge::new(sender, vec![]);
+            assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1).at(0)));
+            let failed = failed(phase);
+            assert!(match phase {
+                Phase::FirstToken => bridge.submit_first_token(failed),
+                _ => bridge.submit_decode_token(failed),
+            });
+            assert!(!bridge.has_begun() && bridge.failure().is_some(), "{phase:?}");
+            bridge.begin_again(vec![]);
+            assert!(!bridge.submit_first_token(token(Phase::FirstToken, 2).at(0)));
+            assert!(!bridge.submit_decode_token(accepted()));
+            assert_eq!(ids(&mut events), [2]);
+            bridge.fail(GenerateError::Deadline);
+            bridge.report();
+            assert!(matches!(events.try_recv(), Ok(TokenEvent::Failed(GenerateError::Deadline))));
+        }
     }
 
     #[test]
@@ -210,10 +305,11 @@ mod tests {
             let (sender, mut events) = mpsc::unbounded_channel();
             let mut bridge = StreamBridge::new(sender, vec![]);
             assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1).at(0)));
+            assert!(!bridge.submit_decode_token(accepted()));
             let ends: Vec<bool> =
                 frames.into_iter().map(|frame| bridge.submit_decode_token(frame)).collect();
             assert_eq!(ends, [false, true]);
-            assert!(bridge.has_failed());
+            assert!(bridge.failure().is_some());
             assert_eq!(ids(&mut events), sent);
         }
     }

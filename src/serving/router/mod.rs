@@ -1,17 +1,21 @@
-//! The router's backend: picks a prefill and a decode node, sends the request, merges the results.
+//! The router's backend: picks a prefill and a decode node (`nodes`), sends the request, merges the results
+//! (`bridge`).
 //!
-//! A node is picked that was sent a prompt with the same beginning before, as long as it has not too many more
-//! requests in flight than others: then the one with the fewest.
+//! A request that fails before its client has anything of it is tried again on other nodes
+//! ([`ATTEMPTS_MAX`]); each attempt is an epoch of the request, so that what an earlier one left on its way is
+//! told from it. Once tokens were sent, a failure is the client's to see.
 
 mod affinity;
 mod bridge;
+mod health;
+mod nodes;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use blockwire::endpoint::{Connection, Endpoint, Event};
-use blockwire::pool::PrefixKey;
+use blockwire::clock;
+use blockwire::endpoint::{Connection, Endpoint, Event, MessageError};
 use blockwire::session::PeerMessage;
 use blockwire::transport::Address;
 use bytes::Bytes;
@@ -20,14 +24,17 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use affinity::Affinity;
 pub use bridge::StreamBridge;
 
+use self::nodes::{Nodes, Wanted};
 use crate::backend::{
     Backend, GenerateError, GenerateFuture, GenerateRequest, Generation, ModelCard, Readiness,
 };
-use crate::coordinator::peers::{Change, PeerSet, Update, updates};
-use crate::protocol::{NodeRole, Phase, PrefillRequestFrame, ResultFrame, kind};
+use crate::coordinator::peers::{Change, Update, updates};
+use crate::protocol::{Phase, PrefillRequestFrame, ResultFrame, kind};
+
+/// Times that a request is tried.
+const ATTEMPTS_MAX: u32 = 3;
 
 /// Picks nodes and bridges their results. A [`Backend`], so that the HTTP front is the single node's.
 #[derive(Clone, Debug)]
@@ -37,26 +44,42 @@ pub struct RequestRouter(Arc<Inner>);
 struct Inner {
     instance: Uuid,
     model: ModelCard,
-    prefill: PeerSet,
-    decode: PeerSet,
-    /// Where the prompts' beginnings are, as prefill nodes and as decode nodes.
-    computed: Mutex<Affinity>,
-    received: Mutex<Affinity>,
+    nodes: Nodes,
     /// In a fixed order, for simulations: whoever loses his node fails in this order.
     routes: Mutex<BTreeMap<Uuid, Route>>,
-    /// Keeps ties between equally loaded nodes going round.
-    turn: std::sync::atomic::AtomicUsize,
 }
 
 /// A request in flight.
 #[derive(Debug)]
 struct Route {
+    request: GenerateRequest,
+    /// Which attempt it is, from 1.
+    epoch: u32,
+    /// Nodes of earlier attempts.
+    tried: Vec<Uuid>,
     bridge: StreamBridge,
     prefill: Connection,
     decode: Connection,
 }
 
 impl Route {
+    fn nodes(&self) -> [&Connection; 2] {
+        [&self.prefill, &self.decode]
+    }
+
+    /// What to ask the prefill node.
+    fn ask(&self, reply_to: Uuid) -> Bytes {
+        let decode = self.decode.peer().instance;
+        PrefillRequestFrame::new(&self.request, decode, reply_to).encode_to_vec().into()
+    }
+
+    /// Tells the nodes that the attempt is over. Those that are done with it, or gone, do not mind.
+    fn cancel(&self) {
+        for node in self.nodes() {
+            node.post(self.request.id, self.epoch, kind::CANCEL, Bytes::new());
+        }
+    }
+
     fn uses(&self, instance: Uuid) -> bool {
         self.prefill.peer().instance == instance || self.decode.peer().instance == instance
     }
@@ -65,16 +88,7 @@ impl Route {
 impl RequestRouter {
     /// A router that is `instance` to its peers and serves `model`.
     pub fn new(instance: Uuid, model: ModelCard) -> Self {
-        Self(Arc::new(Inner {
-            instance,
-            model,
-            prefill: PeerSet::new(NodeRole::Prefill),
-            decode: PeerSet::new(NodeRole::Decode),
-            computed: Mutex::default(),
-            received: Mutex::default(),
-            routes: Mutex::default(),
-            turn: std::sync::atomic::AtomicUsize::new(0),
-        }))
+        Self(Arc::new(Inner { instance, model, nodes: Nodes::new(), routes: Mutex::default() }))
     }
 
     /// Keeps the connections to all nodes and bridges their results, for as long as the future runs.
@@ -86,15 +100,14 @@ impl RequestRouter {
     ) {
         let (sender, mut updates) = updates();
         let mut keepers = JoinSet::new();
-        for (peers, addresses) in [(&self.0.prefill, prefill_peers), (&self.0.decode, decode_peers)]
-        {
+        let addresses = [prefill_peers, decode_peers];
+        for (peers, addresses) in self.0.nodes.peers().into_iter().zip(addresses) {
             for address in addresses {
                 keepers.spawn(peers.clone().keep(endpoint.clone(), address, sender.clone()));
             }
         }
         while let Some(update) = updates.recv().await {
-            self.0.prefill.note(&update);
-            self.0.decode.note(&update);
+            self.0.nodes.note(&update);
             self.handle(update);
         }
     }
@@ -121,8 +134,9 @@ impl RequestRouter {
     fn handle_result(&self, from: &Connection, message: PeerMessage) {
         let id = message.request;
         let mut routes = self.routes();
-        let Some(route) = routes.get_mut(&id) else {
-            // Late results of a request that was cancelled or failed.
+        let route = routes.get_mut(&id).filter(|route| route.epoch == message.epoch);
+        let Some(route) = route else {
+            // Of a request, or of an attempt at it, that was cancelled or failed.
             tracing::debug!(request = %id, "late result");
             return;
         };
@@ -141,77 +155,115 @@ impl RequestRouter {
                 true
             }
         };
-        if over
-            && let Some(route) = routes.remove(&id)
-            && route.bridge.has_failed()
-        {
-            // Where one node failed, the other must not go on.
-            cancel(id, [&route.prefill, &route.decode]);
+        let ended = over.then(|| routes.remove(&id)).flatten();
+        drop(routes);
+        if let Some(route) = ended {
+            self.note_health(&route);
+            self.settle(route);
+        }
+    }
+
+    /// Remembers how the nodes of a request did.
+    fn note_health(&self, route: &Route) {
+        match route.bridge.failure() {
+            None => self.0.nodes.succeeded(route.nodes()),
+            Some(GenerateError::NodeFailed(_)) => self.0.nodes.failed(route.nodes()),
+            Some(_) => {}
         }
     }
 
     /// A node is gone: every request that still needs it fails, and its other node is told.
     fn handle_loss(&self, instance: Uuid, why: &str) {
-        self.routes().retain(|id, route| {
+        self.0.nodes.forget(instance);
+        let lost = |route: &Route| {
             let was_prefill = route.prefill.peer().instance == instance;
-            let lost = route.decode.peer().instance == instance
-                || (was_prefill && !route.bridge.is_handed_over());
-            if lost {
-                let node = if was_prefill { &route.prefill } else { &route.decode };
-                let reason = format!("{} failed: {why}", node.peer().name);
-                route.bridge.fail(GenerateError::NodeFailed(reason));
-                cancel(*id, [&route.prefill, &route.decode]);
-            }
-            !lost
-        });
+            route.decode.peer().instance == instance
+                || (was_prefill && !route.bridge.is_handed_over())
+        };
+        let lost: Vec<_> = self.routes().extract_if(.., |_, route| lost(route)).collect();
+        for (_, mut route) in lost {
+            let was_prefill = route.prefill.peer().instance == instance;
+            let node = if was_prefill { &route.prefill } else { &route.decode };
+            let reason = format!("{} failed: {why}", node.peer().name);
+            route.bridge.fail(GenerateError::NodeFailed(reason));
+            self.settle(route);
+        }
     }
 
-    /// The connected node of a set that has a prompt's beginning, or else the one with the fewest requests
-    /// in flight: also where the first has too many more.
+    /// Tries a request that failed once more, or tells its client. Where one node failed, the other must not
+    /// go on.
+    fn settle(&self, failed: Route) {
+        let mut failed = Some(failed);
+        while let Some(mut route) = failed.take() {
+            route.cancel();
+            let Some(error) = route.bridge.failure().cloned() else { return };
+            let Some((prefill, decode)) = self.others(&mut route, &error) else {
+                return route.bridge.report();
+            };
+            route.epoch += 1;
+            let (id, epoch) = (route.request.id, route.epoch);
+            tracing::warn!(request = %id, %error, attempt = epoch, "tried on other nodes");
+            route.bridge.begin_again(notes(&prefill, &decode, epoch));
+            (route.prefill, route.decode) = (prefill.clone(), decode);
+            let body = route.ask(self.0.instance);
+            // Who leaves closes the stream first and cancels then: one of the two is seen.
+            let mut routes = self.routes();
+            if route.bridge.is_abandoned() {
+                return;
+            }
+            routes.insert(id, route);
+            drop(routes);
+            prefill.post(id, epoch, kind::PREFILL_REQUEST, body);
+            failed = self.take_lost(id, epoch);
+        }
+    }
+
+    /// Nodes for another attempt, at least one of which the request did not have yet.
+    fn others(&self, route: &mut Route, error: &GenerateError) -> Option<(Connection, Connection)> {
+        if route.bridge.has_begun() || route.epoch == ATTEMPTS_MAX || !is_worth_another(error) {
+            return None;
+        }
+        if route.request.deadline.is_some_and(|deadline| deadline <= clock::now()) {
+            return None;
+        }
+        let used = route.nodes().map(|node| node.peer().instance);
+        route.tried.extend(used);
+        let pair = self.pick(&route.request, &route.tried).ok()?;
+        let is_new = |node: &Connection| !route.tried.contains(&node.peer().instance);
+        (is_new(&pair.0) || is_new(&pair.1)).then_some(pair)
+    }
+
+    /// Takes an attempt back that began when one of its nodes was lost already: who looked for requests of
+    /// that node did not see it.
+    fn take_lost(&self, id: Uuid, epoch: u32) -> Option<Route> {
+        let mut routes = self.routes();
+        let route = routes.get(&id).filter(|route| route.epoch == epoch)?;
+        let lost = route.nodes().into_iter().find(|node| node.is_closed())?;
+        let reason = format!("{} is gone", lost.peer().name);
+        let mut route = routes.remove(&id)?;
+        route.bridge.fail(GenerateError::NodeFailed(reason));
+        Some(route)
+    }
+
     fn pick(
         &self,
-        peers: &PeerSet,
-        affinity: &Mutex<Affinity>,
-        beginnings: &[PrefixKey],
-    ) -> Result<Connection, GenerateError> {
-        let mut nodes = peers.connected();
-        if nodes.is_empty() {
-            let role = if std::ptr::eq(peers, &self.0.prefill) { "prefill" } else { "decode" };
-            return Err(GenerateError::NoNode(format!("no {role} node is connected")));
-        }
-        nodes.sort_by_key(|node| node.peer().instance);
-        let turn = self.0.turn.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % nodes.len();
-        nodes.rotate_left(turn);
+        request: &GenerateRequest,
+        tried: &[Uuid],
+    ) -> Result<(Connection, Connection), GenerateError> {
+        let beginnings = affinity::beginnings(request);
         let routes = self.routes();
-        let load = |node: &Connection| {
-            routes.values().filter(|route| route.uses(node.peer().instance)).count()
-        };
-        let Some(least) = nodes.iter().min_by_key(|node| load(node)) else {
-            return Err(GenerateError::NoNode("no node is connected".to_owned()));
-        };
-        let most = load(least) + affinity::slack(load(least));
-        let mut affinity = affinity.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = affinity.node(beginnings).and_then(|known| {
-            nodes.iter().find(|node| node.peer().instance == known && load(node) <= most)
-        });
-        let chosen = known.unwrap_or(least);
-        affinity.note(beginnings, chosen.peer().instance);
-        Ok(chosen.clone())
+        let load = |node| routes.values().filter(|route| route.uses(node)).count();
+        self.0.nodes.pick(Wanted { beginnings: &beginnings, tried }, load)
     }
 
     async fn start(&self, request: GenerateRequest) -> Result<Generation, GenerateError> {
-        let beginnings = affinity::beginnings(&request);
-        let prefill = self.pick(&self.0.prefill, &self.0.computed, &beginnings)?;
-        let decode = self.pick(&self.0.decode, &self.0.received, &beginnings)?;
-        let id = request.id;
-        let frame = PrefillRequestFrame::new(&request, decode.peer().instance, self.0.instance);
-        let notes = vec![
-            ("prefill-node", prefill.peer().name.clone()),
-            ("decode-node", decode.peer().name.clone()),
-        ];
+        let (prefill, decode) = self.pick(&request, &[])?;
+        let (id, epoch) = (request.id, 1);
         let (events, receiver) = mpsc::unbounded_channel();
-        let bridge = StreamBridge::new(events, notes);
-        let route = Route { bridge, prefill: prefill.clone(), decode };
+        let bridge = StreamBridge::new(events, notes(&prefill, &decode, epoch));
+        let (to, tried) = (prefill.clone(), Vec::new());
+        let route = Route { request, epoch, tried, bridge, prefill, decode };
+        let body = route.ask(self.0.instance);
         match self.routes().entry(id) {
             Entry::Occupied(_) => {
                 let reason = format!("a request {id} is in flight already");
@@ -221,17 +273,22 @@ impl RequestRouter {
         };
         let router = self.clone();
         let generation = Generation::new(receiver).with_cancel(move || router.cancel(id));
-        let body = Bytes::from(frame.encode_to_vec());
-        // On an error the generation is dropped, which takes the route out again.
-        let sent = prefill.send(id, 0, kind::PREFILL_REQUEST, body).await;
-        sent.map_err(|error| GenerateError::NodeFailed(error.to_string()))?;
+        if let Err(error @ MessageError::TooLong(_)) =
+            to.send(id, epoch, kind::PREFILL_REQUEST, body).await
+        {
+            // The generation is dropped, which takes the route out again.
+            return Err(GenerateError::NodeFailed(error.to_string()));
+        }
+        if let Some(route) = self.take_lost(id, epoch) {
+            self.settle(route);
+        }
         Ok(generation)
     }
 
     /// The client left: both nodes drop the request in whatever state it is.
     fn cancel(&self, id: Uuid) {
         if let Some(route) = self.routes().remove(&id) {
-            cancel(id, [&route.prefill, &route.decode]);
+            route.cancel();
         }
     }
 
@@ -246,15 +303,9 @@ impl Backend for RequestRouter {
     }
 
     fn readiness(&self) -> Readiness {
-        let missing = [(&self.0.prefill, "prefill"), (&self.0.decode, "decode")]
-            .into_iter()
-            .find(|(peers, _)| peers.connected().is_empty());
-        match missing {
-            Some((_, role)) => {
-                Readiness::NotReady { reason: format!("no {role} node is connected") }
-            }
-            None => Readiness::Ready,
-        }
+        self.0.nodes.missing().map_or(Readiness::Ready, |role| Readiness::NotReady {
+            reason: format!("no {role} node is connected"),
+        })
     }
 
     fn generate(&self, request: GenerateRequest) -> GenerateFuture<'_> {
@@ -262,11 +313,16 @@ impl Backend for RequestRouter {
     }
 }
 
-/// Tells nodes that a request is over. Nodes that are done with it, or gone, do not mind.
-fn cancel<'a>(id: Uuid, nodes: impl IntoIterator<Item = &'a Connection>) {
-    for node in nodes {
-        node.post(id, 0, kind::CANCEL, Bytes::new());
-    }
+/// What an operator wants to see of an attempt.
+fn notes(prefill: &Connection, decode: &Connection, epoch: u32) -> Vec<(&'static str, String)> {
+    let nodes = [("prefill-node", prefill), ("decode-node", decode)];
+    let nodes = nodes.map(|(name, node)| (name, node.peer().name.clone()));
+    nodes.into_iter().chain((epoch > 1).then(|| ("attempts", epoch.to_string()))).collect()
+}
+
+/// Whether a request that failed like this may do better on other nodes.
+fn is_worth_another(error: &GenerateError) -> bool {
+    !error.is_callers() && *error != GenerateError::Deadline
 }
 
 fn log_handoff(id: Uuid, frame: &ResultFrame) {

@@ -105,7 +105,11 @@ impl Client {
             };
             let Some(event) = event else { break };
             match event {
-                TokenEvent::Started(_) => {}
+                TokenEvent::Started(started) => {
+                    if started.notes.iter().any(|(name, _)| *name == "attempts") {
+                        self.oracle.count("tried again");
+                    }
+                }
                 TokenEvent::Token { id, .. } => {
                     tokens.push(id);
                     let right = expected.starts_with(&tokens);
