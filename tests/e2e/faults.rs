@@ -276,7 +276,7 @@ fn fault_b25_a_node_that_is_told_to_stop_finishes_what_it_has() {
         let http = cluster.http().to_owned();
         move || ask(&http, &body)
     });
-    wait_until_running(&cluster.decode, 4);
+    wait_until_running(&cluster.decode, 8);
     crate::watchdog::signal(cluster.decode.pid(), rustix::process::Signal::TERM);
     let answer = asked.join().unwrap().unwrap();
     assert_eq!(answer.tokens, expected.tokens);

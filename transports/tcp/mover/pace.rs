@@ -12,6 +12,10 @@
 //! ```
 //! After a change, the first window is not counted: it drains what the other way left in the buffers.
 //! A rate is that of the best window of a trial, since whatever disturbs a window makes it slower.
+//!
+//! Both ways within one handoff, copies whenever the receiver was behind so that both ends had equally much
+//! to do, was measured too: up to 5 % above the better one between near cores, up to 15 % below pages between
+//! far ones.
 
 use std::time::{Duration, Instant};
 
