@@ -94,16 +94,19 @@ mod tests {
 
     #[test]
     fn a_receiver_that_reads_everything_lets_its_peer_go_on() {
-        let (mut unread, mut taken) = (Unread::default(), Taken::default());
+        let (mut unread, mut taken, mut total) = (Unread::default(), Taken::default(), 0);
         for len in (1..2000).map(|n| n * 977 % 300_000) {
             assert!(!unread.is_much(|| 0), "all is read");
             unread.sent(len);
             taken.read(len);
+            total += len;
             if let Some(read) = taken.news() {
                 unread.credited(read, 0).unwrap();
             }
         }
         assert_eq!(taken.news(), None);
+        taken.read(STEP);
+        assert_eq!(taken.news(), Some(total + STEP), "every byte is told");
     }
 
     #[test]
