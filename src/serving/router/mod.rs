@@ -2,7 +2,7 @@
 //! (`bridge`).
 //!
 //! A request that fails before its client has anything of it is tried again on other nodes
-//! ([`ATTEMPTS_MAX`]); each attempt is an epoch of the request, so that what an earlier one left on its way is
+//! (`ATTEMPTS_MAX`); each attempt is an epoch of the request, so that what an earlier one left on its way is
 //! told from it. Once tokens were sent, a failure is the client's to see.
 
 mod affinity;
