@@ -125,11 +125,11 @@ impl Connection {
         kind: u32,
         body: Bytes,
     ) -> Result<(), MessageError> {
-        let (reply, sent) = oneshot::channel();
+        let (reply, mut sent) = oneshot::channel();
         self.request(Request::Message(PeerMessage { request, epoch, kind, body }, reply));
-        match sent.await {
-            Ok(outcome) => Ok(outcome?),
-            Err(_) => Err(MessageError::Ended(self.end())),
+        match self.answer(&mut sent).await {
+            Some(outcome) => Ok(outcome?),
+            None => Err(MessageError::Ended(self.end())),
         }
     }
 
@@ -170,8 +170,19 @@ impl Connection {
     }
 
     pub(super) fn request(&self, request: Request) {
-        // A connection that is over drops the reply channels, which tells whoever waits.
         let _ = self.0.requests.send(request);
+    }
+
+    /// What the driver replies to a request; none when the connection is over.
+    ///
+    /// A driver that ends drops the requests that it did not read, and their replies with them. One that is
+    /// queued in that very moment may stay behind in the queue, so whoever waits looks at the end too.
+    pub(super) async fn answer<T>(&self, reply: &mut oneshot::Receiver<T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            answer = &mut *reply => answer.ok(),
+            () = self.0.end.over() => reply.try_recv().ok(),
+        }
     }
 }
 

@@ -32,9 +32,9 @@ impl OutgoingHandoff {
     /// Dropping the future withdraws the offer; the blocks are freed as soon as nobody reads them.
     pub async fn committed(mut self) -> Result<(), OfferError> {
         let Some(ended) = &mut self.ended else { unreachable!("taken only here") };
-        let outcome = ended.await;
+        let outcome = self.connection.answer(ended).await;
         self.ended = None;
-        outcome.unwrap_or_else(|_| Err(OfferError::Ended(self.connection.end())))
+        outcome.unwrap_or_else(|| Err(OfferError::Ended(self.connection.end())))
     }
 }
 
@@ -155,16 +155,16 @@ impl IncomingHandoff {
         how: How,
     ) -> Result<LandedPayload, LandError> {
         let Self { mut guard, manifest } = self;
-        let (landed, outcome) = oneshot::channel();
+        let (landed, mut outcome) = oneshot::channel();
         let acceptance = Acceptance { pool: pool.clone(), blocks, how, landed };
         guard.connection.request(Request::Accept(guard.key, acceptance));
-        match outcome.await {
-            Ok(Ok(landed)) => Ok(LandedPayload { guard, manifest, landed }),
-            Ok(Err(error)) => {
+        match guard.connection.answer(&mut outcome).await {
+            Some(Ok(landed)) => Ok(LandedPayload { guard, manifest, landed }),
+            Some(Err(error)) => {
                 guard.armed = false;
                 Err(error)
             }
-            Err(_) => Err(LandError::Ended(guard.connection.end())),
+            None => Err(LandError::Ended(guard.connection.end())),
         }
     }
 }
@@ -192,10 +192,10 @@ impl LandedPayload {
     /// # Cancel safety
     /// Dropping the future may commit or decline; the blocks are freed either way.
     pub async fn commit(mut self) -> Result<Landed, LandError> {
-        let (reply, done) = oneshot::channel();
+        let (reply, mut done) = oneshot::channel();
         self.guard.connection.request(Request::Commit(self.guard.key, reply));
-        match done.await {
-            Ok(true) => {
+        match self.guard.connection.answer(&mut done).await {
+            Some(true) => {
                 self.guard.armed = false;
                 let Guard { connection, key, .. } = &self.guard;
                 let (connection, key) = (connection.clone(), *key);
@@ -204,7 +204,7 @@ impl LandedPayload {
                 let Landed { adopted, blocks } = self.landed;
                 Ok(Landed { adopted: adopted.map(|adopted| adopted.on_release(tell)), blocks })
             }
-            Ok(false) if !self.guard.connection.is_closed() => Err(LandError::Withdrawn),
+            Some(false) if !self.guard.connection.is_closed() => Err(LandError::Withdrawn),
             _ => Err(LandError::Ended(self.guard.connection.end())),
         }
     }
