@@ -241,6 +241,7 @@ proptest! {
     /// Random sequences, most of which begin alike. A block whose bytes were ever written for other tokens,
     /// or while somebody held it, shows when its tokens are read.
     #[test]
+    #[cfg_attr(miri, ignore = "a case takes it minutes; the tests above take every step once")]
     fn every_sequence_reads_its_own_tokens_and_the_books_add_up(steps in steps()) {
         let pool = pool(16);
         let mut running: Vec<(KvSequence, Vec<u32>)> = vec![];
