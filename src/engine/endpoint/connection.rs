@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::backlog::Backlog;
 use super::handles::{IncomingHandoff, OutgoingHandoff};
 use super::latch::Latch;
+use super::queue::Asker;
 use crate::pool::TransferStats;
 use crate::session::{
     HandoffKey, Identity, OfferError, OfferPayload, PeerMessage, SessionCounters, SessionEnd,
@@ -27,7 +28,7 @@ pub(super) struct Shared {
     pub(super) capabilities: Capabilities,
     pub(super) traffic: Arc<TransferStats>,
     pub(super) counters: Mutex<SessionCounters>,
-    pub(super) requests: mpsc::UnboundedSender<Request>,
+    pub(super) requests: Asker<Request>,
     pub(super) end: Latch<SessionEnd>,
 }
 
@@ -170,19 +171,12 @@ impl Connection {
     }
 
     pub(super) fn request(&self, request: Request) {
-        let _ = self.0.requests.send(request);
+        self.0.requests.ask(request);
     }
 
     /// What the driver replies to a request; none when the connection is over.
-    ///
-    /// A driver that ends drops the requests that it did not read, and their replies with them. One that is
-    /// queued in that very moment may stay behind in the queue, so whoever waits looks at the end too.
     pub(super) async fn answer<T>(&self, reply: &mut oneshot::Receiver<T>) -> Option<T> {
-        tokio::select! {
-            biased;
-            answer = &mut *reply => answer.ok(),
-            () = self.0.end.over() => reply.try_recv().ok(),
-        }
+        self.0.requests.answer(reply).await
     }
 }
 

@@ -14,6 +14,7 @@ use super::backlog::Backlog;
 use super::connection::{Connection, Event, Events, Request, Shared};
 use super::handles::{Acceptance, How, IncomingHandoff};
 use super::latch::{Latch, Setter, latch};
+use super::queue::{Asker, Requests, queue};
 use super::strangers::Strangers;
 use super::{ConnectionError, EndpointOptions, Listening, ListeningError};
 use crate::clock;
@@ -47,10 +48,7 @@ pub(super) enum Command {
 }
 
 /// Runs until the endpoint is gone, then ends every connection in order.
-pub(super) async fn run(
-    options: Arc<EndpointOptions>,
-    mut commands: mpsc::UnboundedReceiver<Command>,
-) {
+pub(super) async fn run(options: Arc<EndpointOptions>, mut commands: Requests<Command>) {
     let (stop, stopped) = latch();
     let mut tasks = JoinSet::new();
     loop {
@@ -61,7 +59,7 @@ pub(super) async fn run(
             Some(ended) = tasks.join_next() => if let Err(error) = ended {
                 tracing::error!(%error, "a connection's task failed");
             },
-            command = commands.recv() => match command {
+            command = commands.next() => match command {
                 Some(Command::Connect { address, reply }) => {
                     tasks.spawn_local(connect(options.clone(), address, reply, stopped.clone()));
                 }
@@ -77,6 +75,8 @@ pub(super) async fn run(
     if tokio::time::timeout(SHUTDOWN_GRACE, all_ended).await.is_err() {
         tracing::warn!("some links did not end in order");
     }
+    drop(tasks);
+    commands.end().await;
 }
 
 async fn connect(
@@ -175,8 +175,8 @@ struct Task {
     session: Session,
     link: Box<dyn Link>,
     peer_address: String,
-    requests: mpsc::UnboundedReceiver<Request>,
-    requests_in: Option<mpsc::UnboundedSender<Request>>,
+    requests: Requests<Request>,
+    requests_in: Option<Asker<Request>>,
     events: Option<mpsc::UnboundedSender<Event>>,
     backlog: Backlog,
     end: Setter<SessionEnd>,
@@ -206,7 +206,7 @@ impl Task {
         let (identity, timing) = (options.identity.clone(), options.timing);
         let session = Session::new(identity, capabilities, access, timing, now)
             .with_authenticated(link.authenticated_instance());
-        let (requests_in, requests) = mpsc::unbounded_channel();
+        let (requests_in, requests) = queue();
         let stopped = async move { stopped.over().await };
         Self {
             session,
@@ -237,6 +237,7 @@ impl Task {
             // sockets and clocks, while other links of the thread wait. This lets it look first.
             tokio::task::yield_now().await;
         }
+        self.requests.end().await;
     }
 
     /// Makes progress until the connection waits for something, is over, or has had its share.
@@ -353,7 +354,7 @@ impl Task {
 
     fn take_requests(&mut self, cx: &mut Context<'_>) -> bool {
         for _ in 0..TURNS_MAX {
-            match self.requests.poll_recv(cx) {
+            match self.requests.poll_next(cx) {
                 Poll::Ready(Some(request)) => self.handle(request),
                 Poll::Ready(None) => {
                     // The last handle is gone. Closing twice does nothing.

@@ -15,6 +15,7 @@ mod connection;
 mod driver;
 mod handles;
 mod latch;
+mod queue;
 mod strangers;
 
 use std::future::Future;
@@ -31,6 +32,7 @@ use crate::pool::BlockPool;
 use crate::session::{Identity, SessionEnd, Timing};
 use crate::transport::{Address, ConnectError, ListenError, Transport};
 use driver::Command;
+use queue::{Asker, queue};
 
 /// What an endpoint is made of.
 #[derive(Clone, Debug)]
@@ -104,7 +106,7 @@ pub enum ListeningError {
 /// One process's end of all its connections. Dropping it closes them and joins its thread.
 #[derive(Debug)]
 pub struct Endpoint {
-    commands: mpsc::UnboundedSender<Command>,
+    commands: Asker<Command>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -128,8 +130,8 @@ impl Endpoint {
     /// Spawn the user's own code as tasks of that `LocalSet` too: links that wait for a quick answer
     /// let other tasks run in between, while a future that is only blocked on waits for many rounds.
     pub fn local(options: EndpointOptions) -> (Self, impl Future<Output = ()> + use<>) {
-        let (commands, queue) = mpsc::unbounded_channel();
-        let driver = async move { driver::run(Arc::new(options), queue).await };
+        let (commands, asked) = queue();
+        let driver = async move { driver::run(Arc::new(options), asked).await };
         (Self { commands, thread: None }, driver)
     }
 
@@ -144,10 +146,9 @@ impl Endpoint {
         &self,
         address: &Address,
     ) -> Result<(Connection, Events), ConnectionError> {
-        let (reply, answer) = oneshot::channel();
-        let command = Command::Connect { address: address.clone(), reply };
-        self.commands.send(command).map_err(|_| ConnectionError::ShutDown)?;
-        answer.await.map_err(|_| ConnectionError::ShutDown)?
+        let (reply, mut answer) = oneshot::channel();
+        self.commands.ask(Command::Connect { address: address.clone(), reply });
+        self.commands.answer(&mut answer).await.ok_or(ConnectionError::ShutDown)?
     }
 
     /// Listens on an address.
@@ -158,10 +159,9 @@ impl Endpoint {
     /// # Cancel safety
     /// Dropping the future unbinds.
     pub async fn listen(&self, address: &Address) -> Result<Listening, ListeningError> {
-        let (reply, answer) = oneshot::channel();
-        let command = Command::Listen { address: address.clone(), reply };
-        self.commands.send(command).map_err(|_| ListeningError::ShutDown)?;
-        answer.await.map_err(|_| ListeningError::ShutDown)?
+        let (reply, mut answer) = oneshot::channel();
+        self.commands.ask(Command::Listen { address: address.clone(), reply });
+        self.commands.answer(&mut answer).await.ok_or(ListeningError::ShutDown)?
     }
 
     /// Closes all connections in order and waits for the driver's thread.
@@ -172,7 +172,7 @@ impl Endpoint {
     }
 
     fn end(&mut self) {
-        let _ = self.commands.send(Command::ShutDown);
+        self.commands.ask(Command::ShutDown);
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {

@@ -115,3 +115,24 @@ pub enum LandError {
     #[error(transparent)]
     Room(#[from] crate::pool::ListError),
 }
+
+// A link that ends completes what it was doing first, and says that it ended after that. Users hear the same
+// error whichever of the two reaches them.
+
+impl From<OpError> for OfferError {
+    fn from(error: OpError) -> Self {
+        match error {
+            OpError::Closed(reason) => Self::Ended(SessionEnd::Link(reason)),
+            error => Self::Transport(error),
+        }
+    }
+}
+
+impl From<OpError> for LandError {
+    fn from(error: OpError) -> Self {
+        match error {
+            OpError::Closed(reason) => Self::Ended(SessionEnd::Link(reason)),
+            error => Self::Transport(error),
+        }
+    }
+}

@@ -304,7 +304,7 @@ impl Session {
     }
 
     fn receive_failed(&mut self, key: HandoffKey, error: OpError) {
-        self.fail_landing(key, LandError::Transport(error));
+        self.fail_landing(key, error.into());
     }
 
     pub(super) fn incoming_of(&self, id: OpId) -> Option<HandoffKey> {

@@ -322,8 +322,7 @@ impl Session {
                 offer.state = State::Sent;
                 if !std::mem::replace(&mut offer.withdrawn, true) {
                     self.send_for(key, Kind::Withdraw, &body::Withdraw {});
-                    let error = OfferError::Transport(error);
-                    self.notices.push_back(Notice::OfferEnded(key, Err(error)));
+                    self.notices.push_back(Notice::OfferEnded(key, Err(error.into())));
                 }
                 self.let_go(key);
             }

@@ -100,12 +100,7 @@ proptest! {
 fn blocks_linger_until_the_ping_is_answered_or_the_peer_is_cut_off() {
     for answers in [true, false] {
         let mut world = World::new(Way::Lingering);
-        world.offer(0);
-        world.settle();
-        world.deliver(RECEIVER);
-        world.settle();
-        world.accept(0);
-        world.settle();
+        world.begin(0);
         world.deliver(SENDER);
         world.settle();
         world.complete(SENDER, 0, false);

@@ -2,7 +2,7 @@
 //! session before the end of its link.
 
 use blockwire::clock;
-use blockwire::session::{Action, HandoffKey, LandError, Notice, SessionEnd};
+use blockwire::session::{Action, HandoffKey, LandError, Notice, OfferError, SessionEnd};
 use blockwire::transport::{CloseReason, LinkEvent, Op};
 use blockwire::wire::{Header, Kind, body, encode_frame, split_frame};
 use uuid::Uuid;
@@ -63,16 +63,34 @@ fn a_commit_before_the_digest_is_a_violation() {
 #[test]
 fn what_is_pulled_stays_until_the_link_is_gone() {
     let mut world = World::new(Way::Pull);
-    world.offer(0);
-    world.settle();
-    world.deliver(RECEIVER);
-    world.settle();
-    world.accept(0);
-    world.settle();
+    world.begin(0);
     assert_eq!(world.ops[RECEIVER].len(), 1, "the pull has begun");
     world.sessions[SENDER].close("no longer needed");
     assert_eq!(world.pools[SENDER].accounting().free, 10);
     let gone = LinkEvent::Closed(CloseReason::Local);
     world.sessions[SENDER].handle_event(gone, clock::now());
     assert_eq!(world.pools[SENDER].accounting().free, 12);
+}
+
+/// The link completes what it was doing before it says that it has ended: one cause, one error.
+#[test]
+fn an_operation_that_ends_with_its_link_is_the_end_of_the_connection() {
+    for way in [Way::Push, Way::Pull] {
+        let mut world = World::new(way);
+        world.begin(0);
+        world.deliver(SENDER);
+        world.settle();
+        world.die();
+        let [sender, receiver] = &mut world.sessions;
+        let heard = sender.poll_notice();
+        let gone = matches!(
+            heard,
+            Some(Notice::OfferEnded(_, Err(OfferError::Ended(SessionEnd::Link(_)))))
+        );
+        assert!(gone, "{heard:?}");
+        let heard = receiver.poll_notice();
+        let gone =
+            matches!(heard, Some(Notice::LandFailed(_, LandError::Ended(SessionEnd::Link(_)))));
+        assert!(gone, "{heard:?}");
+    }
 }

@@ -152,6 +152,16 @@ impl World {
         }
     }
 
+    /// An offer that was accepted, while nothing of its payload has moved.
+    pub fn begin(&mut self, number: u32) {
+        self.offer(number);
+        self.settle();
+        self.deliver(RECEIVER);
+        self.settle();
+        self.accept(number);
+        self.settle();
+    }
+
     pub fn withdraw(&mut self, number: u32) {
         let known = self.known.get_mut(&number).unwrap();
         if known.sender_ended == 0 {
