@@ -22,30 +22,52 @@ pub enum Mutant {
     None,
     /// SYNC-3 without its fences.
     NoDekker,
-    /// SYNC-1, SYNC-2 and SYNC-4 without their acquire side.
-    NoAcquire,
-    /// SYNC-1, SYNC-2 and SYNC-4 without their release side.
-    NoRelease,
+    /// One of SYNC-1, SYNC-2 and SYNC-4 without its acquire side.
+    NoAcquire(Pair),
+    /// One of SYNC-1, SYNC-2 and SYNC-4 without its release side.
+    NoRelease(Pair),
     /// The mark behind a frame stays what it was.
     NoClear,
+}
+
+/// What is released by one side and acquired by the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pair {
+    /// SYNC-1
+    Tail,
+    /// SYNC-2
+    Head,
+    /// SYNC-4
+    Mark,
 }
 
 thread_local! {
     /// Loom runs all threads of a model on one thread of the system.
     static MUTANT: Cell<Mutant> = const { Cell::new(Mutant::None) };
+    /// Whether somebody may sleep, and fences are needed.
+    static SLEEPY: Cell<bool> = const { Cell::new(true) };
+    /// What was loaded last, and so what an acquiring fence is for: loom changes threads at its own
+    /// calls alone, and there is none between the two.
+    static LOADED: Cell<Option<Pair>> = const { Cell::new(None) };
 }
 
 pub fn set_mutant(mutant: Mutant) {
     MUTANT.set(mutant);
+    SLEEPY.set(true);
+}
+
+/// Leaves out the fences of SYNC-3, which a model needs in which somebody sleeps.
+pub fn nobody_sleeps() {
+    SLEEPY.set(false);
 }
 
 pub fn fence(order: Ordering) {
     let left_out = match MUTANT.get() {
         Mutant::NoDekker => order == Ordering::SeqCst,
-        Mutant::NoAcquire => order == Ordering::Acquire,
+        Mutant::NoAcquire(pair) => order == Ordering::Acquire && LOADED.get() == Some(pair),
         _ => false,
     };
-    if !left_out {
+    if !left_out && (SLEEPY.get() || order != Ordering::SeqCst) {
         loom::sync::atomic::fence(order);
     }
 }
@@ -56,6 +78,16 @@ pub enum Word {
     Head,
     Sleeping,
     WantsSpace,
+}
+
+impl Word {
+    fn pair(self) -> Option<Pair> {
+        match self {
+            Self::Tail => Some(Pair::Tail),
+            Self::Head => Some(Pair::Head),
+            Self::Sleeping | Self::WantsSpace => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -114,12 +146,12 @@ impl OwnHalf {
     }
 
     pub fn store(&self, _lane: Lane, word: Word, value: u64, order: Ordering) {
-        self.0.words[word as usize].store(value, weakened(order));
+        self.0.words[word as usize].store(value, weakened(word.pair(), order));
     }
 
     pub fn set_mark(&self, _lane: Lane, at: u64, mark: [u8; MARK_LEN], order: Ordering) {
         if mark != [0; MARK_LEN] || MUTANT.get() != Mutant::NoClear {
-            self.0.line(at).mark.store(u64::from_ne_bytes(mark), weakened(order));
+            self.0.line(at).mark.store(u64::from_ne_bytes(mark), weakened(Some(Pair::Mark), order));
         }
     }
 
@@ -149,8 +181,11 @@ impl OwnHalf {
     }
 }
 
-fn weakened(order: Ordering) -> Ordering {
-    if MUTANT.get() == Mutant::NoRelease { Ordering::Relaxed } else { order }
+fn weakened(stored: Option<Pair>, order: Ordering) -> Ordering {
+    match MUTANT.get() {
+        Mutant::NoRelease(pair) if stored == Some(pair) => Ordering::Relaxed,
+        _ => order,
+    }
 }
 
 impl PeerHalf {
@@ -159,11 +194,15 @@ impl PeerHalf {
     }
 
     pub fn load(&self, _lane: Lane, word: Word) -> u64 {
-        self.0.words[word as usize].load(Ordering::Relaxed)
+        let value = self.0.words[word as usize].load(Ordering::Relaxed);
+        LOADED.set(word.pair());
+        value
     }
 
     pub fn mark(&self, _lane: Lane, at: u64) -> u64 {
-        self.0.line(at).mark.load(Ordering::Relaxed)
+        let value = self.0.line(at).mark.load(Ordering::Relaxed);
+        LOADED.set(Some(Pair::Mark));
+        value
     }
 
     pub fn runs(&self, lane: Lane, at: u64, len: usize, mut read: impl FnMut(*const u8, usize)) {
