@@ -66,7 +66,7 @@ use std::io;
 use std::sync::Arc;
 
 use blockwire::transport::{
-    Address, ConnectError, Link, ListenError, Listener, LocalFuture, Transport,
+    Address, ConnectError, Link, ListenError, Listener, LocalFuture, Transport, Violation,
 };
 use tokio::net::lookup_host;
 use uuid::Uuid;
@@ -130,16 +130,16 @@ impl Transport for TcpTransport {
             let target = Target::to_dial(&address).map_err(refuse)?;
             options.path = target.path.unwrap_or(options.path);
             let tls = target.tls.then(|| Tls::dialler(&options)).transpose().map_err(refuse)?;
-            let dialler = Dialler { options: &options, address: &address, target: &target, tls };
-            if target.stripes() > 1 {
-                let link = striped::connect(&dialler).await?;
+            let dialler = Dialler { options, address, target, tls };
+            if dialler.target.stripes() > 1 {
+                let link = striped::connect(dialler).await?;
                 return Ok(Box::new(link) as Box<dyn Link>);
             }
             let place = Place::alone(Uuid::new_v4());
-            let (channel, greeted) = dialler.dial(place).await?;
-            match TcpLink::new(channel, &greeted, &options, Arc::default()) {
+            let (channel, greeted) = dialler.dial(place, 0).await?;
+            match TcpLink::new(channel, &greeted, &dialler.options, Arc::default()) {
                 Ok(link) => Ok(Box::new(link) as Box<dyn Link>),
-                Err(source) => Err(ConnectError::System { address, source }),
+                Err(source) => Err(dialler.system(source)),
             }
         })
     }
@@ -151,20 +151,29 @@ impl Transport for TcpTransport {
 }
 
 /// How the connections of a link are made.
-struct Dialler<'a> {
-    options: &'a TcpOptions,
-    address: &'a Address,
-    target: &'a Target,
+#[derive(Debug)]
+struct Dialler {
+    options: TcpOptions,
+    address: Address,
+    target: Target,
     tls: Option<Tls>,
 }
 
-impl Dialler<'_> {
-    /// Makes one connection, and greets.
-    async fn dial(&self, place: Place) -> Result<(Channel, Greeted), ConnectError> {
+impl Dialler {
+    /// Makes one connection from where stripe number `from` of a new link starts, and greets.
+    async fn dial(&self, place: Place, from: u16) -> Result<(Channel, Greeted), ConnectError> {
         let Self { options, address, target, tls } = self;
-        let stream = connect::connect(options, address, target, place.stripe).await?;
+        let stream = connect::connect(options, address, target, from).await?;
         let greeting = greet(stream, Opening::Dial(place), tls.as_ref(), options).await;
-        greeting.map_err(|error| error.with((*address).clone()))
+        greeting.map_err(|error| error.with(address.clone()))
+    }
+
+    fn system(&self, source: io::Error) -> ConnectError {
+        ConnectError::System { address: self.address.clone(), source }
+    }
+
+    fn violated(&self, violation: Violation) -> ConnectError {
+        ConnectError::Violated { address: self.address.clone(), violation }
     }
 }
 

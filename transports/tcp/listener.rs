@@ -13,12 +13,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Sleep, sleep};
 
 use crate::SCHEME;
-use crate::greeting::{Greeted, HalfOpen, Opening, greet};
+use crate::greeting::{GreetError, HalfOpen, Opening, greet};
 use crate::link::TcpLink;
-use crate::mover::Channel;
 use crate::options::TcpOptions;
 use crate::source::reachable;
-use crate::striped::{self, Gather, StripedLink};
+use crate::striped::{self, Connection, Doors, Gather, StripedLink};
 use crate::tls::Tls;
 
 /// Rest after an error that does not concern one peer, as a lack of descriptors: the connection still
@@ -42,10 +41,8 @@ enum Accepted {
 pub(crate) struct TcpLinkListener {
     listener: TcpListener,
     local: Address,
-    tls: Option<Tls>,
-    options: TcpOptions,
     half_open: HalfOpen<Result<Accepted, ConnectError>>,
-    gather: Gather<(Channel, Greeted)>,
+    strangers: Strangers,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -59,8 +56,9 @@ impl TcpLinkListener {
         let at = reachable(listener.local_addr()?);
         let query = if tls.is_some() { "?tls=key" } else { "" };
         let local = Address::new(SCHEME, &format!("{at}{query}"));
-        let (half_open, gather) = (HalfOpen::new(), Gather::new());
-        Ok(Self { listener, local, tls, options, half_open, gather, pause: None })
+        let half_open = HalfOpen::new();
+        let strangers = Strangers { tls, options, gather: Gather::new(), doors: Doors::new() };
+        Ok(Self { listener, local, half_open, strangers, pause: None })
     }
 
     /// Takes whoever waits, a share of them; they greet side by side.
@@ -75,8 +73,7 @@ impl TcpLinkListener {
             let Poll::Ready(accepted) = self.listener.poll_accept(cx) else { return Ok(()) };
             match accepted {
                 Ok((stream, from)) => {
-                    let (tls, options) = (self.tls.clone(), self.options.clone());
-                    let greeting = accept(stream, from, tls, options, self.gather.clone());
+                    let greeting = self.strangers.clone().accept(stream, from);
                     self.half_open.admit(from.ip().into(), greeting);
                 }
                 Err(error) => {
@@ -114,28 +111,41 @@ impl Listener for TcpLinkListener {
     }
 }
 
-async fn accept(
-    stream: TcpStream,
-    from: SocketAddr,
+/// What those who come are received with.
+#[derive(Clone, Debug)]
+struct Strangers {
     tls: Option<Tls>,
     options: TcpOptions,
-    gather: Gather<(Channel, Greeted)>,
-) -> Result<Accepted, ConnectError> {
-    let address = Address::new(SCHEME, &from.to_string());
-    let greeting = greet(stream, Opening::Answer, tls.as_ref(), &options).await;
-    let (channel, greeted) = greeting.map_err(|error| error.with(address.clone()))?;
-    let system = |source| ConnectError::System { address: address.clone(), source };
-    let (place, instance) = (greeted.place, greeted.instance);
-    if place.stripes == 1 {
-        let link = TcpLink::new(channel, &greeted, &options, Arc::default()).map_err(system)?;
-        return Ok(Accepted::Plain(Box::new(link)));
+    gather: Gather<Connection>,
+    doors: Doors<Connection>,
+}
+
+impl Strangers {
+    async fn accept(self, stream: TcpStream, from: SocketAddr) -> Result<Accepted, ConnectError> {
+        let Self { tls, options, gather, doors } = self;
+        let address = Address::new(SCHEME, &from.to_string());
+        let greeting = greet(stream, Opening::Answer, tls.as_ref(), &options).await;
+        let (channel, greeted) = greeting.map_err(|error| error.with(address.clone()))?;
+        let system = |source| ConnectError::System { address: address.clone(), source };
+        let (place, instance, nonce) = (greeted.place, greeted.instance, greeted.nonce);
+        if place.stripes == 1 {
+            let link = TcpLink::new(channel, &greeted, &options, Arc::default()).map_err(system)?;
+            return Ok(Accepted::Plain(Box::new(link)));
+        }
+        let (connection, time) = ((channel, greeted), options.greeting_timeout);
+        if place.is_late() {
+            let waited = doors.wait(place, instance, nonce, connection, time).await;
+            return waited.map(|()| Accepted::Part).map_err(|error| error.with(address));
+        }
+        let whole = gather.join(place, instance, connection, time).await;
+        let Some(connections) = whole.map_err(|error| error.with(address.clone()))? else {
+            return Ok(Accepted::Part);
+        };
+        let door = doors.open(place.link, instance, place.stripes);
+        let door = door.map_err(|violation| GreetError::from(violation).with(address.clone()))?;
+        let link = striped::assemble(connections, door, &options).map_err(system)?;
+        Ok(Accepted::Striped(Box::new(link)))
     }
-    let whole = gather.join(place, instance, (channel, greeted), options.greeting_timeout).await;
-    let Some(connections) = whole.map_err(|error| error.with(address.clone()))? else {
-        return Ok(Accepted::Part);
-    };
-    let link = striped::assemble(connections, &options).map_err(system)?;
-    Ok(Accepted::Striped(Box::new(link)))
 }
 
 fn concerns_one_peer(error: &io::Error) -> bool {

@@ -66,6 +66,9 @@ pub struct TcpOptions {
     pub connect_deadline: Duration,
     /// How long a connection may take to greet, and all connections of one link to come.
     pub greeting_timeout: Duration,
+    /// How long a link of several connections leaves one that it lost before it dials it again. Doubles with
+    /// every failure, up to half a minute.
+    pub redial_pause: Duration,
     /// How long a link may be silent before the kernel asks whether the peer still lives.
     pub keepalive_idle: Duration,
     /// How long it waits between two such questions; three without an answer end the link.
@@ -100,6 +103,7 @@ impl Default for TcpOptions {
             connect_timeout: Duration::from_secs(4),
             connect_deadline: Duration::from_secs(10),
             greeting_timeout: Duration::from_secs(4),
+            redial_pause: Duration::from_millis(200),
             keepalive_idle: Duration::from_secs(15),
             keepalive_interval: Duration::from_secs(5),
             unacknowledged_max: Duration::from_secs(20),

@@ -56,6 +56,9 @@ pub struct ConnectionStats {
     pub payload_landed: u64,
     /// Payload bytes copied in user space by this side.
     pub payload_copied: u64,
+    /// Connections that a link of several has now: fewer than it was asked for while some are lost. 0 of
+    /// every other link.
+    pub stripes: u64,
     /// Frames of finished handoffs, dropped.
     pub late_frames: u64,
     /// Withdrawn offers whose blocks a peer may still read.
@@ -98,6 +101,7 @@ impl Connection {
             payload_sent: self.0.traffic.sent(),
             payload_landed: self.0.traffic.landed(),
             payload_copied: self.0.traffic.copied(),
+            stripes: self.0.traffic.stripes(),
             late_frames: counters.late_frames,
             offers_in_quarantine: counters.offers_in_quarantine,
             blocks_lent: counters.blocks_lent,

@@ -31,10 +31,15 @@ pub struct TransferStats {
     sent: AtomicU64,
     landed: AtomicU64,
     copied: AtomicU64,
+    stripes: AtomicU64,
 }
 
-static PROCESS: TransferStats =
-    TransferStats { sent: AtomicU64::new(0), landed: AtomicU64::new(0), copied: AtomicU64::new(0) };
+static PROCESS: TransferStats = TransferStats {
+    sent: AtomicU64::new(0),
+    landed: AtomicU64::new(0),
+    copied: AtomicU64::new(0),
+    stripes: AtomicU64::new(0),
+};
 
 impl TransferStats {
     /// The traffic of all links that this process ever had.
@@ -55,6 +60,16 @@ impl TransferStats {
     /// Payload bytes copied in user space, each time they were.
     pub fn copied(&self) -> u64 {
         self.copied.load(Relaxed)
+    }
+
+    /// Connections that a link of several has now; 0 of every other link.
+    pub fn stripes(&self) -> u64 {
+        self.stripes.load(Relaxed)
+    }
+
+    /// Says how many connections a link of several has now.
+    pub fn set_stripes(&self, stripes: u64) {
+        self.stripes.store(stripes, Relaxed);
     }
 
     /// Counts payload bytes that left.

@@ -425,7 +425,9 @@ impl Session {
             | Kind::Ack
             | Kind::Resume
             | Kind::Fence
-            | Kind::Fenced) => return Err(SessionViolation::OutOfPlace(kind)),
+            | Kind::Fenced
+            | Kind::Join
+            | Kind::Joined) => return Err(SessionViolation::OutOfPlace(kind)),
         }
         Ok(())
     }

@@ -80,19 +80,23 @@ pub enum Kind {
     Fence = 88,
     /// All before a fence is read.
     Fenced = 89,
+    /// A connection was dialled in place of a lost stripe.
+    Join = 90,
+    /// It is taken for a stripe.
+    Joined = 91,
 }
 
 impl Kind {
     fn parse(raw: u16) -> Option<Self> {
         use Kind::{
-            Ack, Atp, Ats, Credit, Decline, Fence, Fenced, Finish, Goodbye, Hello, Lost, Message,
-            Over, Payload, Ping, Plan, Pong, Recall, Refuse, Release, Replan, Resume, Rtr, Rts,
-            Unplanned, Withdraw,
+            Ack, Atp, Ats, Credit, Decline, Fence, Fenced, Finish, Goodbye, Hello, Join, Joined,
+            Lost, Message, Over, Payload, Ping, Plan, Pong, Recall, Refuse, Release, Replan,
+            Resume, Rtr, Rts, Unplanned, Withdraw,
         };
         [
             Hello, Refuse, Rts, Rtr, Atp, Ats, Decline, Withdraw, Release, Recall, Message, Ping,
             Pong, Goodbye, Payload, Credit, Plan, Replan, Over, Unplanned, Lost, Finish, Ack,
-            Resume, Fence, Fenced,
+            Resume, Fence, Fenced, Join, Joined,
         ]
         .into_iter()
         .find(|kind| *kind as u16 == raw)

@@ -5,6 +5,7 @@
 //!  magic     version  flags    stripe   stripes  instance    link      nonce
 //!  8 bytes   u16      u16      u16      u16      16 bytes    16 bytes  32 bytes  little-endian
 //! ```
+//! A stripe's number is below `stripes`, except where it is dialled in place of a lost one.
 //! Magic and version stay where they are in every later version.
 
 use blockwire::transport::Violation;
@@ -29,16 +30,26 @@ const KEYED: u16 = 1;
 pub(crate) struct Place {
     /// The dialler chooses it, the acceptor repeats it.
     pub(crate) link: Uuid,
-    /// Number of the connection, below `stripes`.
+    /// Number of the connection.
     pub(crate) stripe: u16,
-    /// Connections of the link.
+    /// Connections of the link at first.
     pub(crate) stripes: u16,
 }
+
+/// What a greeting has that none has again.
+pub(crate) type Nonce = [u8; NONCE_LEN];
+/// Bytes of it.
+pub(crate) const NONCE_LEN: usize = 32;
 
 impl Place {
     /// The only connection of a link.
     pub(crate) fn alone(link: Uuid) -> Self {
         Self { link, stripe: 0, stripes: 1 }
+    }
+
+    /// Whether it is in place of a lost stripe.
+    pub(crate) fn is_late(self) -> bool {
+        self.stripe >= self.stripes
     }
 }
 
@@ -52,7 +63,7 @@ pub(crate) struct Greeting {
     /// The dialler says it, the acceptor repeats it.
     pub(crate) place: Place,
     /// New in every greeting, so that no proof is good for a second connection.
-    pub(crate) nonce: [u8; 32],
+    pub(crate) nonce: Nonce,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -65,7 +76,7 @@ struct RawGreeting {
     stripes: U16,
     instance: [u8; 16],
     link: [u8; 16],
-    nonce: [u8; 32],
+    nonce: Nonce,
 }
 
 impl Greeting {
@@ -99,13 +110,14 @@ impl Greeting {
             return Err(Violation::Greeting("unknown flags"));
         }
         let (stripe, stripes) = (raw.stripe.get(), raw.stripes.get());
-        if !(1..=STRIPES_MAX).contains(&stripes) || stripe >= stripes {
+        let place = Place { link: Uuid::from_bytes(raw.link), stripe, stripes };
+        if !(1..=STRIPES_MAX).contains(&stripes) || (stripes == 1 && place.is_late()) {
             return Err(Violation::Greeting("a stripe that no link has"));
         }
         Ok(Self {
             keyed: raw.flags.get() == KEYED,
             instance: Uuid::from_bytes(raw.instance),
-            place: Place { link: Uuid::from_bytes(raw.link), stripe, stripes },
+            place,
             nonce: raw.nonce,
         })
     }
@@ -136,10 +148,24 @@ mod tests {
             let found = Greeting::parse(&bytes).unwrap_err().to_string();
             assert!(found.contains(wanted), "{found}");
         }
-        for at in 10..16 {
+        for at in [10, 11, 14, 15] {
             let mut bytes = greeting(true).encode();
             bytes[at] ^= 0x80;
             assert!(Greeting::parse(&bytes).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_stripe_may_be_late_where_there_are_several() {
+        let of = |stripe, stripes| {
+            let place = Place { link: Uuid::nil(), stripe, stripes };
+            Greeting::parse(&Greeting { place, ..greeting(true) }.encode())
+        };
+        for (stripe, late) in [(1, false), (2, true), (u16::MAX, true)] {
+            assert_eq!(of(stripe, 2).unwrap().place.is_late(), late);
+        }
+        for (stripe, stripes) in [(0, 0), (1, 1), (0, STRIPES_MAX + 1)] {
+            assert!(of(stripe, stripes).is_err(), "stripe {stripe} of {stripes}");
         }
     }
 }

@@ -34,7 +34,7 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 pub(crate) use half_open::HalfOpen;
-pub(crate) use layout::{GREETING_LEN, Place, STRIPES_MAX};
+pub(crate) use layout::{GREETING_LEN, NONCE_LEN, Nonce, Place, STRIPES_MAX};
 
 use crate::key::ClusterKey;
 use crate::mover::Channel;
@@ -83,6 +83,8 @@ pub(crate) enum Opening {
 pub(crate) struct Greeted {
     /// Which connection of which link this is.
     pub(crate) place: Place,
+    /// The nonce of the dialler's greeting.
+    pub(crate) nonce: Nonce,
     /// The peer's process, as it says.
     pub(crate) instance: Uuid,
     /// The peer's process, where it proved to have the key.
@@ -171,7 +173,7 @@ async fn exchange(
     binding: &[u8],
     options: &TcpOptions,
 ) -> Result<Greeted, GreetError> {
-    let (role, transcript, theirs) = match opening {
+    let (role, transcript, nonce, theirs) = match opening {
         Opening::Dial(place) => {
             let ours = ours(place, options)?;
             send(stream, &ours.encode()).await?;
@@ -180,7 +182,7 @@ async fn exchange(
             if theirs.place != place {
                 return Err(Violation::Greeting("the answer is about another link").into());
             }
-            (Role::Dialler, [&ours.encode(), &bytes[..], binding].concat(), theirs)
+            (Role::Dialler, [&ours.encode(), &bytes[..], binding].concat(), ours.nonce, theirs)
         }
         Opening::Answer => {
             let bytes = read_greeting(stream).await?;
@@ -189,25 +191,28 @@ async fn exchange(
             let unknown = Place::alone(Uuid::nil());
             let ours = ours(theirs.as_ref().map_or(unknown, |theirs| theirs.place), options)?;
             send(stream, &ours.encode()).await?;
-            (Role::Acceptor, [&bytes, &ours.encode()[..], binding].concat(), theirs?)
+            let theirs = theirs?;
+            (Role::Acceptor, [&bytes, &ours.encode()[..], binding].concat(), theirs.nonce, theirs)
         }
     };
     let Greeting { place, instance, .. } = theirs;
     match (&options.cluster_key, theirs.keyed) {
-        (None, false) => Ok(Greeted { place, instance, authenticated: None, frame_keys: None }),
+        (None, false) => {
+            Ok(Greeted { place, nonce, instance, authenticated: None, frame_keys: None })
+        }
         (None, true) => Err(KeyMismatch::NoneHere.into()),
         (Some(_), false) => Err(KeyMismatch::NoneThere.into()),
         (Some(key), true) => {
             prove(stream, role, key, &transcript).await?;
             let of = |role| key.of_frames(role, &transcript);
             let frame_keys = Some((of(role), of(role.other())));
-            Ok(Greeted { place, instance, authenticated: Some(instance), frame_keys })
+            Ok(Greeted { place, nonce, instance, authenticated: Some(instance), frame_keys })
         }
     }
 }
 
 fn ours(place: Place, options: &TcpOptions) -> Result<Greeting, GreetError> {
-    let mut nonce = [0; 32];
+    let mut nonce = [0; NONCE_LEN];
     getrandom::fill(&mut nonce).map_err(io::Error::other)?;
     let keyed = options.cluster_key.is_some();
     Ok(Greeting { keyed, instance: options.instance, place, nonce })

@@ -52,7 +52,7 @@ impl StripedLink {
         bytes: Bytes,
         events: &mut Vec<LinkEvent>,
     ) -> Result<(), Stop> {
-        let frame = Frame::read(&bytes, self.stripes.count())?;
+        let frame = Frame::read(&bytes, self.stripes.reached())?;
         if frame.as_ref().is_none_or(Frame::is_numbered)
             && !self.inbox.arrive(stripe, bytes.len())?
         {
@@ -81,8 +81,23 @@ impl StripedLink {
             }
             Frame::Unplanned { tag, len, again } => self.lands.unplanned(tag, len, again)?,
             Frame::Lost { stripe } => {
+                self.growth.lost(stripe);
                 let came = self.stripes.abort(stripe, CloseReason::PeerGone);
                 self.take(stripe, came, events)?;
+            }
+            Frame::Join { stripe, nonce } => {
+                if self.is_whole() {
+                    return Err(
+                        Violation::Stripes("more stripes than the link had at first").into()
+                    );
+                }
+                self.stripes.reach(stripe)?;
+                self.growth.join(stripe, nonce)?;
+            }
+            Frame::Joined { stripe } => {
+                if self.growth.joined(stripe)? {
+                    self.joined(stripe);
+                }
             }
             Frame::Finish => return Err(Stop::Finished),
             Frame::Ack { frames } => {

@@ -1,12 +1,14 @@
 //! The frames that the two ends of a striped link say to each other, and to nobody else.
 //!
-//! They are control frames like a session's, with kinds of their own. All but the last four kinds are
-//! *numbered*: they keep their order among the session's frames, and survive the loss of a stripe.
+//! They are control frames like a session's, with kinds of their own. All but four kinds are *numbered*: they
+//! keep their order among the session's frames, and survive the loss of a stripe.
 
 use blockwire::transport::{StreamTag, Violation};
 use blockwire::wire::{BodyError, Header, Kind, body, decode_body, encode_frame, split_frame};
 use bytes::Bytes;
 use uuid::Uuid;
+
+use crate::greeting::Nonce;
 
 /// Bodies are no longer than the plan of a link with the most stripes.
 const BODY_LEN_MAX: u32 = 1024;
@@ -24,6 +26,10 @@ pub(super) enum Frame {
     Unplanned { tag: StreamTag, len: u64, again: bool },
     /// Both: the sender of this gave a stripe up.
     Lost { stripe: usize },
+    /// Dialler: it dialled a stripe in place of a lost one, and greeted with that nonce.
+    Join { stripe: usize, nonce: Nonce },
+    /// Acceptor: it has that stripe now.
+    Joined { stripe: usize },
     /// Both: nothing follows.
     Finish,
     /// Both: so many numbered frames arrived.
@@ -80,6 +86,13 @@ impl Frame {
             Self::Lost { stripe } => {
                 encode_frame(head(Kind::Lost), &body::Lost { stripe: *stripe as u32 })
             }
+            Self::Join { stripe, nonce } => {
+                let (stripe, nonce) = (*stripe as u32, Bytes::copy_from_slice(nonce));
+                encode_frame(head(Kind::Join), &body::Join { stripe, nonce })
+            }
+            Self::Joined { stripe } => {
+                encode_frame(head(Kind::Joined), &body::Joined { stripe: *stripe as u32 })
+            }
             Self::Finish => encode_frame(head(Kind::Finish), &body::Finish {}),
             Self::Ack { frames } => encode_frame(head(Kind::Ack), &body::Ack { frames: *frames }),
             Self::Resume { number } => {
@@ -95,8 +108,8 @@ impl Frame {
         frame.expect("the body is short")
     }
 
-    /// Reads a frame of a link of so many stripes; none where it is the session's, which checks it
-    /// itself.
+    /// Reads a frame of a link that had so many stripes so far; none where it is the session's, which
+    /// checks it itself.
     ///
     /// # Errors
     /// [`Violation`]: it is damaged, or names a stripe that the link does not have.
@@ -108,14 +121,14 @@ impl Frame {
         }
         let (header, body) = split_frame(frame)?;
         let read = Self::decode(&header, body);
-        let read = read.map_err(|_| Violation::Stripes("a body that does not decode"))?;
+        let read = read.map_err(|Unreadable| Violation::Stripes("a body that does not decode"))?;
         if read.stripes().any(|stripe| stripe >= stripes) {
             return Err(Violation::Stripes("a stripe that the link does not have"));
         }
         Ok(Some(read))
     }
 
-    fn decode(header: &Header, bytes: Bytes) -> Result<Self, BodyError> {
+    fn decode(header: &Header, bytes: Bytes) -> Result<Self, Unreadable> {
         Ok(match header.kind {
             Kind::Plan => {
                 let body::Plan { tag, parts } = decode_body(header, bytes)?;
@@ -142,6 +155,14 @@ impl Frame {
                 let body::Lost { stripe } = decode_body(header, bytes)?;
                 Self::Lost { stripe: stripe as usize }
             }
+            Kind::Join => {
+                let body::Join { stripe, nonce } = decode_body(header, bytes)?;
+                let nonce = Nonce::try_from(&nonce[..]).map_err(|_| Unreadable)?;
+                Self::Join { stripe: stripe as usize, nonce }
+            }
+            Kind::Joined => {
+                Self::Joined { stripe: decode_body::<body::Joined>(header, bytes)?.stripe as usize }
+            }
             Kind::Ack => Self::Ack { frames: decode_body::<body::Ack>(header, bytes)?.frames },
             Kind::Resume => {
                 Self::Resume { number: decode_body::<body::Resume>(header, bytes)?.number }
@@ -159,12 +180,12 @@ impl Frame {
         })
     }
 
-    /// The stripes that it names.
+    /// The stripes that it names, and that there have to be.
     fn stripes(&self) -> impl Iterator<Item = usize> {
         let (parts, one) = match self {
             Self::Plan { parts, .. } => (&parts[..], None),
             Self::Replan { to, .. } => (&[][..], Some(to.stripe)),
-            Self::Lost { stripe } => (&[][..], Some(*stripe)),
+            Self::Lost { stripe } | Self::Joined { stripe } => (&[][..], Some(*stripe)),
             _ => (&[][..], None),
         };
         parts.iter().map(|part| part.to.stripe).chain(one)
@@ -179,14 +200,25 @@ impl Frame {
     }
 }
 
+/// A body says nothing.
+struct Unreadable;
+
+impl From<BodyError> for Unreadable {
+    fn from(_: BodyError) -> Self {
+        Self
+    }
+}
+
 fn is_own(kind: Kind) -> bool {
     use Kind::{Ack, Fence, Fenced, Finish, Lost, Over, Plan, Replan, Resume, Unplanned};
+    use Kind::{Join, Joined};
     matches!(kind, Plan | Replan | Over | Unplanned | Lost | Finish | Ack | Resume | Fence | Fenced)
+        || matches!(kind, Join | Joined)
 }
 
 /// Frames that the manual writes down.
 #[cfg(test)]
-pub(super) fn examples() -> [(&'static str, Frame); 3] {
+pub(super) fn examples() -> [(&'static str, Frame); 5] {
     let tag = StreamTag(3);
     let part = |stripe| PlannedPart { len: 1 << 20, to: Place { stripe, tag: StreamTag(7) } };
     let to = Place { stripe: 2, tag: StreamTag(8) };
@@ -194,13 +226,15 @@ pub(super) fn examples() -> [(&'static str, Frame); 3] {
         ("plan of tag 3 in two parts", Frame::Plan { tag, parts: vec![part(0), part(1)] }),
         ("replan of its second part", Frame::Replan { tag, part: 1, to }),
         ("over", Frame::Over { tag, landed: true }),
+        ("join of stripe 4", Frame::Join { stripe: 4, nonce: [7; crate::greeting::NONCE_LEN] }),
+        ("joined", Frame::Joined { stripe: 4 }),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::greeting::STRIPES_MAX;
+    use crate::greeting::{NONCE_LEN, STRIPES_MAX};
 
     fn place(stripe: usize) -> Place {
         Place { stripe, tag: StreamTag(u64::MAX) }
@@ -216,6 +250,8 @@ mod tests {
             Frame::Over { tag, landed: false },
             Frame::Unplanned { tag, len: 7, again: true },
             Frame::Lost { stripe: 15 },
+            Frame::Join { stripe: 70_000, nonce: [7; NONCE_LEN] },
+            Frame::Joined { stripe: 15 },
             Frame::Finish,
             Frame::Ack { frames: 1 },
             Frame::Resume { number: 2 },
@@ -245,6 +281,9 @@ mod tests {
             bytes[20] ^= 1;
             assert!(Frame::read(&bytes.clone().into(), 16).is_err(), "{frame:?}");
         }
+        let join = body::Join { stripe: 16, nonce: vec![7; NONCE_LEN + 1].into() };
+        let join = encode_frame(Header::control(Kind::Join, Uuid::nil(), 0), &join).unwrap();
+        assert!(matches!(Frame::read(&join, 16), Err(Violation::Stripes(_))));
         let body = vec![0; BODY_LEN_MAX as usize + 1];
         let head =
             Header { body_len: body.len() as u32, ..Header::control(Kind::Plan, Uuid::nil(), 0) };

@@ -1,4 +1,4 @@
-//! A listener's side of a striped link: finds the connections that belong together.
+//! A listener's side of a new striped link: finds the connections that belong together.
 //!
 //! Connections come one by one and are greeted side by side. Each that names itself one of several waits
 //! here, inside its greeting's own future, so that it counts as half open for as long as it waits, and

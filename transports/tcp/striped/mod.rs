@@ -17,22 +17,27 @@
 //! ```
 //! - Read in this order: `frame` (what both ends say), `split` (parts and their digest), `land` and `stream`
 //!   (the two halves of a payload), `order` (control over changing stripes), `stripes` (the connections),
-//!   `events` (what they report, and whom it concerns), `gather` (how a listener finds those of one link).
+//!   `events` (what they report, and whom it concerns), `gather` (how a listener finds those of one link),
+//!   `growth` (how lost ones are replaced), `redial` and `door` (the dialler's part in that, and the acceptor's).
 //! - Control goes over the lowest stripe that lives. Frames are kept until the peer acknowledged them, and go
 //!   again over the next stripe (`order`). While two others live, that stripe carries nothing else: then a
 //!   control frame never waits behind payload that the system holds, whatever the buffers have grown to.
 //! - A stripe that ends by anything but a violation is *lost*. Both ends are told (LOST), so that neither waits
-//!   for what the other has given up. Lost stripes are not dialled again: a link that lost some is slower,
-//!   and one that lost all is dialled again as a whole, like any link. A violation on any ends the link.
+//!   for what the other has given up. A link that lost some is slower until its dialler has dialled others in
+//!   their place; one that lost all is dialled again as a whole, like any link. A violation on any ends the
+//!   link.
 //! - An orderly end is FINISH, the last numbered frame: whoever reads it ends at once, so that stripes which
 //!   then end one after the other are not taken for lost ones.
 
 mod dial;
+mod door;
 mod events;
 mod frame;
 mod gather;
+mod growth;
 mod land;
 mod order;
+mod redial;
 mod split;
 mod stream;
 mod stripes;
@@ -48,11 +53,14 @@ use blockwire::transport::{
 };
 use uuid::Uuid;
 
-pub(crate) use dial::{assemble, connect};
+pub(crate) use dial::{Connection, assemble, connect};
+pub(crate) use door::Doors;
 pub(crate) use gather::Gather;
 
+use self::dial::StripeMaker;
 use self::events::Stop;
 use self::frame::Frame;
+use self::growth::{Grown, Growth};
 use self::land::Lands;
 use self::order::{Inbox, Outbox};
 use self::stream::Streams;
@@ -70,6 +78,8 @@ const POLL_LEN_MAX: u64 = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct StripedLink {
     stripes: Stripes,
+    maker: StripeMaker,
+    growth: Growth,
     /// The stripe for control.
     control: usize,
     outbox: Outbox,
@@ -95,18 +105,18 @@ pub(crate) struct StripedLink {
 }
 
 impl StripedLink {
-    /// Takes the connections of a link, in the order of their numbers; they share `stats`.
-    pub(crate) fn new(
-        links: Vec<TcpLink>,
-        stats: Arc<TransferStats>,
-        options: &TcpOptions,
-    ) -> Self {
+    /// Takes the connections of a link, in the order of their numbers, as the maker made them.
+    fn new(links: Vec<TcpLink>, maker: StripeMaker, growth: Growth, options: &TcpOptions) -> Self {
         let first = links.first().expect("a link has a connection");
         let capabilities = Capabilities { lingers: false, ..first.capabilities() };
         let authenticated = first.authenticated_instance();
+        maker.stats.set_stripes(links.len() as u64);
         Self {
             peer: format!("{} ({} stripes)", first.peer(), links.len()),
             stripes: Stripes::new(links),
+            stats: Arc::clone(&maker.stats),
+            maker,
+            growth,
             control: 0,
             outbox: Outbox::default(),
             inbox: Inbox::default(),
@@ -120,7 +130,6 @@ impl StripedLink {
             turn: 0,
             capabilities,
             authenticated,
-            stats,
             flush_timeout: options.flush_timeout,
             linger_timeout: options.linger_timeout,
         }
@@ -163,22 +172,73 @@ impl StripedLink {
         events: &mut Vec<LinkEvent>,
     ) -> Result<bool, Stop> {
         let moved = |stats: &TransferStats| stats.sent() + stats.landed();
-        let (before, count) = (moved(&self.stats), self.stripes.count());
-        let (turn, control) = (self.turn, self.control);
-        let others = (turn..count).chain(0..turn).filter(|stripe| *stripe != control);
+        let before = moved(&self.stats);
+        let turns = self.stripes.places_from(self.turn);
+        let control = self.stripes.places_from(self.control).take(1);
         let mut more = false;
-        for stripe in std::iter::once(control).chain(others) {
+        for (turn, place) in control.chain(turns).enumerate() {
+            let number = self.stripes.at(place).number;
+            if turn > 0 && number == self.control {
+                continue;
+            }
             if moved(&self.stats) - before > POLL_LEN_MAX {
-                self.turn = stripe;
+                self.turn = number;
                 return Ok(true);
             }
-            let Some(at) = self.stripes.get(stripe) else { continue };
             let mut came = Vec::new();
-            more |= at.link.poll_progress(cx, &mut came).is_ready();
-            self.take(stripe, came, events)?;
+            more |= self.stripes.at(place).link.poll_progress(cx, &mut came).is_ready();
+            self.take(number, came, events)?;
         }
-        self.turn = (self.turn + 1) % count;
+        self.turn = (self.turn + 1) % self.stripes.reached();
         Ok(more)
+    }
+
+    /// Gets stripes in place of lost ones.
+    fn grow(&mut self, cx: &mut Context<'_>, events: &mut Vec<LinkEvent>) {
+        while matches!(self.stage, Stage::Open)
+            && let Poll::Ready(grown) = self.growth.poll(cx)
+        {
+            match grown {
+                Grown::Stripe { number, connection, says } => match self.maker.make(*connection) {
+                    Ok(link) => self.add(number, link, &says),
+                    Err(error) => {
+                        tracing::warn!(%error, "a socket is no good as a stripe");
+                        self.growth.lost(number);
+                        // A dialler has told nobody of it.
+                        if let Frame::Joined { .. } = says {
+                            self.say(&Frame::Lost { stripe: number });
+                        }
+                    }
+                },
+                Grown::Late { number } => {
+                    let came = self.stripes.abort(number, CloseReason::PeerGone);
+                    // Only memory is in it: nothing was read.
+                    let _ = self.take(number, came, events);
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, number: usize, link: TcpLink, says: &Frame) {
+        self.stripes.add(number, link);
+        self.say(says);
+        if let Frame::Joined { .. } = says {
+            self.joined(number);
+        }
+    }
+
+    /// Both sides have a stripe in place of a lost one.
+    fn joined(&mut self, stripe: usize) {
+        self.stripes.join(stripe);
+        let living = self.stripes.living();
+        self.stats.set_stripes(living as u64);
+        tracing::info!(peer = %self.peer, stripe, living, "a stripe is back");
+    }
+
+    /// Whether no stripe is lost.
+    fn is_whole(&self) -> bool {
+        let lost = |number| self.losses.iter().any(|(lost, _)| *lost == number);
+        self.stripes.numbers().filter(|number| !lost(*number)).count() >= self.stripes.width()
     }
 
     /// Goes on without the stripes that ended.
@@ -199,7 +259,9 @@ impl StripedLink {
             self.stripes.send(lowest, Frame::Resume { number }.encode(), Use::Other);
         }
         let left = self.stripes.living();
+        self.stats.set_stripes(left as u64);
         for (stripe, reason) in lost {
+            self.growth.lost(stripe);
             if matches!(self.stage, Stage::Open) {
                 tracing::warn!(peer = %self.peer, stripe, %reason, left, "a stripe is lost");
             }
@@ -217,7 +279,7 @@ impl StripedLink {
         let reason = self.stage.end(reason);
         let error = OpError::Closed(reason.clone());
         self.lands.end_all(&error, &mut self.stripes);
-        for stripe in 0..self.stripes.count() {
+        for stripe in self.stripes.numbers().collect::<Vec<_>>() {
             let came = self.stripes.abort(stripe, reason.clone());
             // Only memory is in it: nothing was read.
             let _ = self.take(stripe, came, events);
@@ -227,6 +289,8 @@ impl StripedLink {
         self.streams.abort(&error, events);
         let failed = self.outbox.abort().into_iter();
         events.extend(failed.map(|op| control_done(op, Err(error.clone()))));
+        self.growth.end();
+        self.stats.set_stripes(0);
         self.stage = Stage::Closed(reason.clone());
         events.push(LinkEvent::Closed(reason));
     }
@@ -254,6 +318,7 @@ impl StripedLink {
             Stop::Finished => CloseReason::PeerGone,
             Stop::Violated(violation) => violation.into(),
         })?;
+        self.grow(cx, events);
         self.bury(events)?;
         let digesting = self.streams.work(&mut self.stripes, events);
         self.pump();

@@ -9,7 +9,7 @@
 //! When it ended otherwise, pages of it may be under way where the stripes linger: then a fence follows it
 //! on each of them, and the operation completes when all are answered. So a striped link never lingers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blockwire::pool::{Cursor, Digest, GatherList};
 use blockwire::transport::{
@@ -57,8 +57,8 @@ struct Stream {
     /// What the receiver said: whether it has everything.
     over: Option<bool>,
     ended: Option<OpError>,
-    /// The stripes that it went over, a bit each.
-    used: u32,
+    /// The stripes that it went over.
+    used: BTreeSet<usize>,
     /// Once nothing of it is with a stripe.
     fences: Option<Vec<FenceOn>>,
 }
@@ -141,7 +141,7 @@ impl Streams {
         }
         let sum = |sum: u64, part: &PlannedPart| sum.checked_add(part.len).filter(|_| part.len > 0);
         let len = parts.iter().try_fold(0, sum);
-        let len = len.filter(|len| *len > 0 && parts.len() <= stripes.count());
+        let len = len.filter(|len| *len > 0 && parts.len() <= stripes.width());
         let len = len.ok_or(Violation::Stripes("a plan of impossible parts"))?;
         self.planned = Some(tag);
         let fits = |waiting: &Waiting| waiting.tag == tag && waiting.payload.len() == len;
@@ -185,7 +185,7 @@ impl Streams {
             return Ok(());
         }
         part.attempt += 1;
-        if part.attempt as usize >= stripes.count() {
+        if part.attempt as usize >= stripes.reached() {
             return Err(Violation::Stripes("a part is moved more often than stripes can be lost"));
         }
         if let State::Streaming(stripe, op) = part.state {
@@ -309,8 +309,8 @@ impl Streams {
             Part { start: at, len: part.len, attempt: 0, state: State::Stranded }
         });
         let parts = parts.collect();
-        let mut stream =
-            Stream { op, payload, parts, over: None, ended: None, used: 0, fences: None };
+        let (used, fences) = (BTreeSet::new(), None);
+        let mut stream = Stream { op, payload, parts, over: None, ended: None, used, fences };
         for (number, part) in plan.iter().enumerate() {
             stream.send(number, tag, part.to, stripes);
         }
@@ -352,7 +352,7 @@ impl Stream {
         let part = &mut self.parts[number];
         let bytes = self.payload.part(part.start..part.start + part.len);
         let to_do = Use::Sent { tag, part: number, attempt: part.attempt };
-        self.used |= 1 << to.stripe;
+        self.used.insert(to.stripe);
         let op = stripes.stream(to, bytes, to_do);
         part.state = op.map_or(State::Stranded, |op| State::Streaming(to.stripe, op));
     }
@@ -378,10 +378,9 @@ impl Stream {
 
     /// Whether every stripe that it went over is through with it.
     fn is_unread(&mut self, stripes: &mut Stripes) -> bool {
-        let used = self.used;
+        let used = &self.used;
         let fences = self.fences.get_or_insert_with(|| {
-            let used = (0..stripes.count()).filter(|stripe| used & (1 << stripe) != 0);
-            used.filter_map(|stripe| stripes.fence(stripe)).collect()
+            used.iter().filter_map(|stripe| stripes.fence(*stripe)).collect()
         });
         fences.iter().all(|fence| stripes.is_passed(fence))
     }

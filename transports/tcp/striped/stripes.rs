@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use blockwire::pool::{GatherList, ScatterList};
-use blockwire::transport::{CloseReason, Link, LinkEvent, Op, OpId, StreamTag};
+use blockwire::transport::{CloseReason, Link, LinkEvent, Op, OpId, StreamTag, Violation};
 use bytes::Bytes;
 
 use super::frame::{Frame, Place};
@@ -29,9 +29,12 @@ pub(super) enum Use {
 /// One connection that lives.
 #[derive(Debug)]
 pub(super) struct Stripe {
+    pub(super) number: usize,
     pub(super) link: TcpLink,
     uses: HashMap<OpId, Use>,
     last_tag: u64,
+    /// Whether the peer is known to have it: only then something new is told to it.
+    is_joined: bool,
     /// Whether pages of payload may be read after an operation completed.
     lingers: bool,
     /// Fences that this side sent, and that the peer answered.
@@ -44,12 +47,14 @@ pub(super) struct Stripe {
 }
 
 impl Stripe {
-    fn new(link: TcpLink) -> Self {
+    fn new(number: usize, link: TcpLink, is_joined: bool) -> Self {
         let lingers = link.capabilities().lingers;
         Self {
+            number,
             link,
             uses: HashMap::new(),
             last_tag: 0,
+            is_joined,
             lingers,
             fences: 0,
             fenced: 0,
@@ -104,9 +109,13 @@ pub(super) struct FenceOn {
 /// The connections of a link.
 #[derive(Debug)]
 pub(super) struct Stripes {
-    /// By number; those that were lost are none.
-    all: Vec<Option<Stripe>>,
-    /// Whose turn it is to take the next part.
+    /// Those that live, in the order of their numbers.
+    all: Vec<Stripe>,
+    /// How many there were at first, and are at most.
+    width: usize,
+    /// How many numbers are used up.
+    reached: usize,
+    /// From which number on one takes the next part.
     turn: usize,
     /// Something was submitted: it has to be polled.
     touched: bool,
@@ -115,29 +124,87 @@ pub(super) struct Stripes {
 impl Stripes {
     /// Takes the connections of a link, in the order of their numbers.
     pub(super) fn new(links: Vec<TcpLink>) -> Self {
-        let all = links.into_iter().map(|link| Some(Stripe::new(link))).collect();
-        Self { all, turn: 0, touched: false }
+        let width = links.len();
+        let stripe = |(number, link)| Stripe::new(number, link, true);
+        let all = links.into_iter().enumerate().map(stripe).collect();
+        Self { all, width, reached: width, turn: 0, touched: false }
     }
 
     /// A link that has lost all of them.
     #[cfg(test)]
     pub(super) fn lost(count: usize) -> Self {
-        Self { all: (0..count).map(|_| None).collect(), turn: 0, touched: false }
+        Self { all: Vec::new(), width: count, reached: count, turn: 0, touched: false }
     }
 
-    /// How many there were at first.
-    pub(super) fn count(&self) -> usize {
-        self.all.len()
+    /// How many the link has when it has lost none.
+    pub(super) fn width(&self) -> usize {
+        self.width
     }
 
-    /// How many live.
+    /// How many it had so far: their numbers are below.
+    pub(super) fn reached(&self) -> usize {
+        self.reached
+    }
+
+    /// The peer names a new one: those that follow have larger numbers.
+    ///
+    /// # Errors
+    /// The number was there already, or no greeting has it.
+    pub(super) fn reach(&mut self, number: usize) -> Result<(), Violation> {
+        if !(self.reached..=u16::MAX.into()).contains(&number) {
+            return Err(Violation::Stripes("a stripe joins under a number that cannot be"));
+        }
+        self.reached = number + 1;
+        Ok(())
+    }
+
+    /// Has one more, with a number above all others. Until it has joined nothing begins there on this side.
+    pub(super) fn add(&mut self, number: usize, link: TcpLink) {
+        debug_assert!(self.all.iter().all(|stripe| stripe.number < number), "numbers rise");
+        self.touched = true;
+        self.reached = self.reached.max(number + 1);
+        self.all.push(Stripe::new(number, link, false));
+    }
+
+    /// The peer has a stripe that was added; nothing where it is lost.
+    pub(super) fn join(&mut self, number: usize) {
+        if let Some(stripe) = self.get(number) {
+            stripe.is_joined = true;
+        }
+    }
+
+    /// How many both sides have.
     pub(super) fn living(&self) -> usize {
-        self.all.iter().flatten().count()
+        self.joined().count()
     }
 
     /// The lowest that lives: the one for control.
     pub(super) fn lowest(&self) -> Option<usize> {
-        self.all.iter().position(Option::is_some)
+        self.joined().next()
+    }
+
+    /// The numbers of all, joined or not.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = usize> {
+        self.all.iter().map(|stripe| stripe.number)
+    }
+
+    /// The places in their order of all, those from a number on first. Good until one comes or goes.
+    pub(super) fn places_from(&self, number: usize) -> impl Iterator<Item = usize> + use<> {
+        let (first, count) = (self.all.partition_point(|at| at.number < number), self.all.len());
+        (0..count).map(move |step| (first + step) % count)
+    }
+
+    /// The stripe at a place.
+    pub(super) fn at(&mut self, place: usize) -> &mut Stripe {
+        &mut self.all[place]
+    }
+
+    fn joined(&self) -> impl Iterator<Item = usize> {
+        self.all.iter().filter(|stripe| stripe.is_joined).map(|stripe| stripe.number)
+    }
+
+    fn place_of(&self, number: usize) -> Option<usize> {
+        self.all.binary_search_by_key(&number, |stripe| stripe.number).ok()
     }
 
     /// How many carry payload: not the one for control, where two others live.
@@ -152,17 +219,17 @@ impl Stripes {
 
     /// A stripe that lives.
     pub(super) fn get(&mut self, stripe: usize) -> Option<&mut Stripe> {
-        self.all.get_mut(stripe)?.as_mut()
+        self.place_of(stripe).map(|place| &mut self.all[place])
     }
 
     /// Whether a stripe lives.
     pub(super) fn lives(&self, stripe: usize) -> bool {
-        self.all.get(stripe).is_some_and(Option::is_some)
+        self.place_of(stripe).is_some()
     }
 
     /// Forgets a stripe; whether it lived. Its operations have to be over.
     pub(super) fn remove(&mut self, stripe: usize) -> bool {
-        self.all[stripe].take().is_some()
+        self.place_of(stripe).map(|place| self.all.remove(place)).is_some()
     }
 
     /// Whether something was submitted since the last call.
@@ -200,11 +267,15 @@ impl Stripes {
         to_do: Use,
     ) -> Result<(Place, OpId), ScatterList> {
         self.touched = true;
-        let (count, apart) = (self.all.len(), self.apart());
-        let turns = (0..count).map(|step| (self.turn + step) % count);
+        let apart = self.apart().and_then(|stripe| self.place_of(stripe));
+        let turns = self.places_from(self.turn).filter(|place| Some(*place) != apart);
         let mut room = room;
-        for stripe in turns.filter(|stripe| Some(*stripe) != apart).chain(apart) {
-            let Some(at) = self.all[stripe].as_mut() else { continue };
+        for place in turns.chain(apart) {
+            let at = &mut self.all[place];
+            if !at.is_joined {
+                continue;
+            }
+            let stripe = at.number;
             at.last_tag += 1;
             let tag = StreamTag(at.last_tag);
             match at.submit(Op::Land { tag, room }, to_do) {
@@ -239,7 +310,7 @@ impl Stripes {
 
     /// Whether a fence was answered, or its stripe is lost.
     pub(super) fn is_passed(&self, fence: &FenceOn) -> bool {
-        let at = self.all.get(fence.stripe).and_then(Option::as_ref);
+        let at = self.place_of(fence.stripe).map(|place| &self.all[place]);
         at.is_none_or(|stripe| stripe.fenced >= fence.number)
     }
 }

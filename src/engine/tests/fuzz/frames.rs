@@ -40,6 +40,8 @@ fn read(frame: Bytes) {
         Kind::Ack => reread::<body::Ack>(&header, body),
         Kind::Resume => reread::<body::Resume>(&header, body),
         Kind::Fence | Kind::Fenced => reread::<body::Fence>(&header, body),
+        Kind::Join => reread::<body::Join>(&header, body),
+        Kind::Joined => reread::<body::Joined>(&header, body),
         Kind::Payload => assert!(header.payload_len > 0),
         // The others say all that they say by their kind and by the numbers of the header.
         _ => {}

@@ -80,6 +80,7 @@ pub(crate) fn frames() -> Seeds {
         ("plan", frame(Kind::Plan, &body::Plan { tag: 3, parts: vec![part, part] })),
         ("unplanned", frame(Kind::Unplanned, &body::Unplanned { tag: 3, len: 9, again: true })),
         ("fence", frame(Kind::Fence, &body::Fence { number: 8 })),
+        ("join", frame(Kind::Join, &body::Join { stripe: 4, nonce: vec![7; 32].into() })),
     ]
 }
 

@@ -15,7 +15,7 @@ use blockwire::endpoint::{Connection, ConnectionError, Events, Listening};
 use blockwire::ingest::IngestError;
 use blockwire::session::{LandError, OfferError, SessionEnd, Timing};
 use blockwire::transport::{CloseReason, ConnectError};
-use blockwire_tcp::TcpOptions;
+use blockwire_tcp::{ClusterKey, TcpOptions};
 
 use net::{Host, Net};
 use nodes::{Make, Node, give, run, take, take_all};
@@ -85,6 +85,20 @@ impl Pair {
         sent.unwrap();
         taken.unwrap().unwrap();
         self.settle().await;
+    }
+
+    /// Waits until a striped link has both of its stripes, and hands over what takes both.
+    async fn uses_both(&self, there: &Connection, back: &Connection) {
+        while there.stats().stripes < 2 || back.stats().stripes < 2 {
+            assert!(!there.is_closed(), "the link is lost");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let sent = || ["a0", "a1"].map(|interface| self.net.sent(Host::Near, interface));
+        let before = sent();
+        give(there.clone(), self.near.pool.clone(), LONG, 9).await.unwrap();
+        for (after, before) in sent().into_iter().zip(before) {
+            assert!(after - before > 4 << 20, "only {} bytes of 16 MiB", after - before);
+        }
     }
 
     async fn settle(&self) {
@@ -409,16 +423,50 @@ fn of_two_links_in_one_either_may_fail() {
             home.await.unwrap().unwrap();
             // The connection goes on over the link that is left.
             give(there.clone(), near_pool, 4, 3).await.unwrap();
+            assert_eq!((there.stats().stripes, back.stats().stripes), (1, 1));
             pair.net.set_black_hole(link, false);
             for (link, host) in [(0, Host::Near), (0, Host::Far), (1, Host::Near), (1, Host::Far)] {
                 pair.net.shape(host, link, None).unwrap();
             }
+            // Once packets pass again, the other comes back, and the next handoff uses it.
+            pair.uses_both(&there, &back).await;
             there.close("done");
             for taking in taking {
                 taking.await.unwrap();
             }
             pair.settle().await;
         }
+    });
+}
+
+/// An interface goes down and comes up again; whoever comes back proves the key again, through TLS.
+#[test]
+fn of_two_links_in_one_each_comes_back() {
+    run(WATCHDOG, async {
+        let mut make = make();
+        make.timing = Timing { silence_max: Duration::from_secs(8), ..make.timing };
+        make.options.unacknowledged_max = Duration::from_secs(2);
+        let key = ClusterKey::from_text("a cluster key for tests, 0123456789abcdef").unwrap();
+        make.options.cluster_key = Some(key);
+        let Some(mut pair) = Pair::of("back", 1500, make).await else { return };
+        pair.net.on(Host::Near, loosen);
+        pair.listening = pair.far.listen("tcp://0.0.0.0:7702?tls=key").await;
+        let address = "tcp://10.77.0.2:7702?tls=key&stripes=2&bind=a0&bind=a1";
+        let (there, _near) = pair.near.endpoint.connect(&address.parse().unwrap()).await.unwrap();
+        let (back, far) = pair.listening.accept().await.unwrap();
+        let taking = tokio::spawn(take_all(far, pair.far.pool.clone()));
+        for link in [1, 0, 1] {
+            pair.net.set_down(Host::Near, link, true);
+            // Nothing is noticed before something should pass.
+            while there.stats().stripes > 1 || back.stats().stripes > 1 {
+                give(there.clone(), pair.near.pool.clone(), 8, 1).await.unwrap();
+            }
+            pair.net.set_down(Host::Near, link, false);
+            pair.uses_both(&there, &back).await;
+        }
+        there.close("done");
+        taking.await.unwrap();
+        pair.settle().await;
     });
 }
 

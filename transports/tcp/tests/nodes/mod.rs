@@ -47,9 +47,11 @@ impl Make {
         let options =
             PoolOptions { backing: Backing::Shared, ..PoolOptions::new(spec, self.blocks) };
         let pool = BlockPool::new(options).unwrap();
-        let transport = Arc::new(TcpTransport::new(self.options.clone()));
-        let mut options =
-            EndpointOptions::new(Identity::new("node"), Some(pool.clone()), vec![transport]);
+        let identity = Identity::new("node");
+        let mut tcp = self.options.clone();
+        tcp.instance = identity.instance;
+        let transport = Arc::new(TcpTransport::new(tcp));
+        let mut options = EndpointOptions::new(identity, Some(pool.clone()), vec![transport]);
         options.timing = self.timing;
         Node { endpoint: Endpoint::start(options).unwrap(), pool }
     }

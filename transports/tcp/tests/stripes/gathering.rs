@@ -27,17 +27,17 @@ pub(crate) fn stripe_greeting(
     bytes
 }
 
-fn greet(listener: &dyn Listener, greeting: &[u8]) -> TcpStream {
+pub(crate) fn greet(listener: &dyn Listener, greeting: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(listener.local_address().target()).unwrap();
     stream.write_all(greeting).unwrap();
     stream
 }
 
-async fn refused(listener: &mut Box<dyn Listener>) -> ConnectError {
+pub(crate) async fn refused(listener: &mut Box<dyn Listener>) -> ConnectError {
     poll_fn(|cx| listener.poll_accept(cx)).await.err().expect("no link")
 }
 
-fn violation(error: ConnectError) -> String {
+pub(crate) fn violation(error: ConnectError) -> String {
     match error {
         ConnectError::Violated { violation: Violation::Greeting(what), .. } => what.to_owned(),
         other => panic!("{other}"),
@@ -93,7 +93,8 @@ fn who_does_not_fit_is_refused_alone() {
             (stripe_greeting(link, instance, 0, 2), "there already"),
             (stripe_greeting(link, instance, 1, 3), "how many"),
             (stripe_greeting(link, Uuid::new_v4(), 1, 2), "another process"),
-            (stripe_greeting(link, instance, 2, 2), "that no link has"),
+            (stripe_greeting(link, instance, 2, 2), "not here"),
+            (stripe_greeting(link, instance, 1, 1), "that no link has"),
             (stripe_greeting(link, instance, 0, 0), "that no link has"),
             (stripe_greeting(link, instance, 0, 17), "that no link has"),
         ] {
@@ -193,7 +194,7 @@ fn stripes_that_reach_different_processes_are_no_link() {
     });
 }
 
-async fn poll_once(listener: &mut Box<dyn Listener>) {
+pub(crate) async fn poll_once(listener: &mut Box<dyn Listener>) {
     let polled = poll_fn(|cx| std::task::Poll::Ready(listener.poll_accept(cx).is_ready())).await;
     assert!(!polled, "a link, or an error");
     tokio::task::yield_now().await;

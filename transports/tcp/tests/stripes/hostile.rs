@@ -64,7 +64,7 @@ fn ack(frames: u64) -> Bytes {
     encode_frame(head(Kind::Ack), &body::Ack { frames }).unwrap()
 }
 
-fn resume(number: u64) -> Bytes {
+pub(crate) fn resume(number: u64) -> Bytes {
     encode_frame(head(Kind::Resume), &body::Resume { number }).unwrap()
 }
 
@@ -72,7 +72,16 @@ fn fenced(number: u64) -> Bytes {
     encode_frame(head(Kind::Fenced), &body::Fence { number }).unwrap()
 }
 
-fn lost(stripe: u32) -> Bytes {
+pub(crate) fn join(stripe: u32, nonce: &[u8]) -> Bytes {
+    let nonce = Bytes::copy_from_slice(nonce);
+    encode_frame(head(Kind::Join), &body::Join { stripe, nonce }).unwrap()
+}
+
+pub(crate) fn joined(stripe: u32) -> Bytes {
+    encode_frame(head(Kind::Joined), &body::Joined { stripe }).unwrap()
+}
+
+pub(crate) fn lost(stripe: u32) -> Bytes {
     encode_frame(head(Kind::Lost), &body::Lost { stripe }).unwrap()
 }
 
@@ -134,6 +143,16 @@ fn what_cannot_be_ends_the_link() {
             (vec![(1, resume(0)), (1, resume(0))], "that it is on"),
             (vec![(1, message(b"y"))], "did not change to"),
             (vec![(1, fenced(1))], "was not sent"),
+            (vec![(0, join(2, &[7; 32]))], "than the link had"),
+            (vec![(0, lost(1)), (0, join(1, &[7; 32]))], "cannot be"),
+            (vec![(0, lost(1)), (0, join(1 << 16, &[7; 32]))], "cannot be"),
+            (vec![(0, lost(1)), (0, join(2, &[7; 31]))], "does not decode"),
+            (
+                vec![(0, lost(1)), (0, join(2, &[7; 32])), (0, join(3, &[7; 32]))],
+                "while another does",
+            ),
+            (vec![(0, joined(1))], "dialled no stripe"),
+            (vec![(0, joined(2))], "does not have"),
         ] {
             let found = ends(&frames).await.to_string();
             assert!(found.contains(wanted), "{wanted}: {found}");
@@ -173,7 +192,7 @@ fn fences_are_answered_once_for_all() {
 
 #[test]
 fn nonsense_in_good_frames_is_survived() {
-    const KINDS: [Kind; 10] = [
+    const KINDS: [Kind; 12] = [
         Kind::Plan,
         Kind::Replan,
         Kind::Over,
@@ -184,6 +203,8 @@ fn nonsense_in_good_frames_is_survived() {
         Kind::Resume,
         Kind::Fence,
         Kind::Fenced,
+        Kind::Join,
+        Kind::Joined,
     ];
     for seed in 0..150 {
         run_local(async move {

@@ -12,6 +12,7 @@ mod losses;
 mod nodes;
 mod proxy;
 mod random;
+mod returning;
 
 use std::future::Future;
 use std::time::Duration;
@@ -39,8 +40,9 @@ fn run_local(test: impl Future<Output = ()>) {
 async fn through_proxy(options: TcpOptions, stripes: u16) -> (Proxy, Side, Side) {
     let transport = TcpTransport::new(options);
     let mut listener = listen(&transport, "tcp://127.0.0.1:0").await;
-    let proxy = Proxy::start(listener.local_address().target());
+    let mut proxy = Proxy::start(listener.local_address().target());
     let (dialled, accepted) = dial(&transport, &proxy.target, stripes, &mut listener).await;
+    proxy.keep(listener);
     (proxy, dialled, accepted)
 }
 

@@ -4,8 +4,10 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::rc::Rc;
 
+use blockwire::transport::Listener;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpSocket, TcpStream};
@@ -35,12 +37,12 @@ pub(crate) struct Proxy {
     carried: Rc<RefCell<HashMap<u16, u64>>>,
     /// What becomes of a stripe after so many bytes of both directions.
     limits: Rc<RefCell<HashMap<u16, (u64, Fate)>>>,
-    task: JoinHandle<()>,
+    tasks: Vec<JoinHandle<()>>,
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.task.abort();
+        self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -65,7 +67,18 @@ impl Proxy {
                 tokio::task::spawn_local(carrier.clone().carry(stream));
             }
         });
-        Self { target, stripes, carried, limits, task }
+        Self { target, stripes, carried, limits, tasks: vec![task] }
+    }
+
+    /// Lets a listener take stripes for a link that it has.
+    pub(crate) fn keep(&mut self, mut listener: Box<dyn Listener>) {
+        self.tasks.push(tokio::task::spawn_local(async move {
+            loop {
+                // A stripe may be cut before it has greeted.
+                let came = poll_fn(|cx| listener.poll_accept(cx)).await;
+                assert!(came.is_err(), "a link that nobody asked for");
+            }
+        }));
     }
 
     /// Does something to a stripe now.
@@ -77,6 +90,13 @@ impl Proxy {
     pub(crate) fn set_after(&self, stripe: u16, bytes: u64, fate: Fate) {
         let at = self.carried(stripe) + bytes;
         self.limits.borrow_mut().insert(stripe, (at, fate));
+    }
+
+    /// The stripes that came so far, in the order of their numbers.
+    pub(crate) fn stripes(&self) -> Vec<u16> {
+        let mut stripes: Vec<_> = self.stripes.borrow().keys().copied().collect();
+        stripes.sort_unstable();
+        stripes
     }
 
     /// Bytes of a stripe so far, of both directions.

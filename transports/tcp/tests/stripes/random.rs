@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::task::Poll;
+use std::time::Duration;
 
 use blockwire::pool::BlockPool;
 use blockwire::transport::{OpError, OpId};
@@ -27,8 +28,9 @@ struct Payload {
 struct World {
     random: Random,
     proxy: Proxy,
-    /// Stripes that nothing happened to yet.
+    /// Stripes of the first ones that nothing happened to yet. One of them is never lost.
     living: Vec<u16>,
+    stripes: u16,
     sides: [Side; 2],
     pools: [BlockPool; 2],
     payloads: Vec<Payload>,
@@ -43,12 +45,17 @@ impl World {
         if random.below(3) == 0 {
             options.payload_len_max = 50_000;
         }
+        // Some worlds get their stripes back at once.
+        if random.below(3) > 0 {
+            options.redial_pause = Duration::from_millis(1);
+        }
         let stripes = 2 + random.below(4) as u16;
         let (proxy, a, b) = through_proxy(options, stripes).await;
         Self {
             random,
             proxy,
             living: (0..stripes).collect(),
+            stripes,
             sides: [a, b],
             pools: pools(),
             payloads: Vec::new(),
@@ -67,7 +74,8 @@ impl World {
                 self.control[from].push(frame);
             }
             5 => self.cancel(),
-            6 if self.living.len() > 1 => self.lose(),
+            6 => self.lose(),
+            7 => tokio::time::sleep(Duration::from_millis(1)).await,
             _ => {
                 let turns = self.random.below(30);
                 self.turns(turns).await;
@@ -121,7 +129,16 @@ impl World {
 
     /// Cuts a stripe, now or later.
     fn lose(&mut self) {
-        let stripe = self.living.remove(self.random.below(self.living.len()));
+        let late = self.proxy.stripes().into_iter().filter(|stripe| *stripe >= self.stripes);
+        let mut mortal: Vec<_> = late.collect();
+        if self.living.len() > 1 {
+            mortal.extend(&self.living);
+        }
+        if mortal.is_empty() {
+            return;
+        }
+        let stripe = mortal[self.random.below(mortal.len())];
+        self.living.retain(|living| *living != stripe);
         let after = self.random.below(2_000_000) as u64;
         self.proxy.set_after(stripe, after, Fate::Cut);
     }
