@@ -70,9 +70,9 @@ use crate::options::TcpOptions;
 use crate::send::control_done;
 use crate::stage::Stage;
 
-/// Bytes after which a poll leaves the other stripes to the next one, so that a link of many does not
-/// keep the driver from other links for longer than a plain one does.
-const POLL_LEN_MAX: u64 = 1 << 20;
+/// Payload bytes after which a poll leaves the other stripes to the next one: what one stripe moves in a
+/// poll. So a link of many keeps the driver from other links for hardly longer than a plain one does.
+const POLL_LEN_MAX: u64 = 512 << 10;
 
 /// The mechanism to one peer over several connections.
 #[derive(Debug)]
@@ -181,7 +181,7 @@ impl StripedLink {
             if turn > 0 && number == self.control {
                 continue;
             }
-            if moved(&self.stats) - before > POLL_LEN_MAX {
+            if moved(&self.stats) - before >= POLL_LEN_MAX {
                 self.turn = number;
                 return Ok(true);
             }

@@ -13,6 +13,7 @@ mod nodes;
 mod proxy;
 mod random;
 mod returning;
+mod sharing;
 
 use std::future::Future;
 use std::time::Duration;
