@@ -92,7 +92,7 @@ impl Network {
         for (blocks, block_len) in CASES {
             let mut costs: Vec<Vec<f64>> = vec![Vec::new(); Way::ALL.len()];
             for round in 0..=runs() {
-                for (way, costs) in Way::ALL.into_iter().zip(&mut costs) {
+                for (way, costs) in Way::ALL.iter().copied().zip(&mut costs) {
                     let transfers = (ROUND_LEN / (blocks * block_len)).max(1);
                     let one = Round { way, blocks, block_len, transfers, first };
                     first += blocks * transfers;
@@ -107,7 +107,7 @@ impl Network {
                 }
             }
             println!("\n{blocks} x {} KiB", block_len >> 10);
-            for (way, cost) in Way::ALL.into_iter().zip(&costs) {
+            for (way, cost) in Way::ALL.iter().copied().zip(&costs) {
                 let ratios = cost.iter().zip(&costs[0]).map(|(cost, floor)| cost / floor);
                 let (cost, ratio) = (Samples::from(&cost[..]), ratios.collect::<Samples>());
                 println!("  {way:<28} {:.3}  ratio {:.2}", cost.median(), ratio.median());

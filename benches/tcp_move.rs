@@ -32,7 +32,7 @@ fn main() {
     for (blocks, block_len) in CASES {
         let mut speeds: Vec<Vec<f64>> = vec![Vec::new(); Way::ALL.len()];
         for round in 0..=runs() {
-            for (way, speeds) in Way::ALL.into_iter().zip(&mut speeds) {
+            for (way, speeds) in Way::ALL.iter().copied().zip(&mut speeds) {
                 let transfers = (ROUND_LEN / (blocks * block_len)).max(1);
                 let one = Round { way, blocks, block_len, transfers, first };
                 first += blocks * transfers;
@@ -52,7 +52,7 @@ fn main() {
 
 fn print(speeds: &[Vec<f64>]) {
     let of = |way: Way| &speeds[Way::ALL.iter().position(|other| *other == way).expect("a way")];
-    for (way, speed) in Way::ALL.into_iter().zip(speeds) {
+    for (way, speed) in Way::ALL.iter().copied().zip(speeds) {
         println!(
             "  {way:<28} {}  ratio {}",
             Samples::from(&speed[..]),

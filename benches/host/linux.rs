@@ -1,6 +1,8 @@
-//! Linux: affinity by system call, costs from /proc.
+//! Linux: affinity by system call, costs from /proc, memory lent to sockets.
 
-use std::fs;
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::{fs, io};
 
 use rustix::thread::CpuSet;
 
@@ -33,4 +35,25 @@ pub fn used() -> Option<super::Used> {
         used.switches += counts.sum::<u64>();
     }
     Some(used)
+}
+
+/// Lets a socket send memory without a copy; the flags that each call needs for that.
+pub(crate) fn lend_pages(stream: &TcpStream) -> io::Result<i32> {
+    let one: libc::c_int = 1;
+    // SAFETY: the option takes an integer, of which the system reads as many bytes as it is told.
+    let set = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ZEROCOPY,
+            (&raw const one).cast(),
+            size_of_val(&one) as libc::socklen_t,
+        )
+    };
+    if set == 0 { Ok(libc::MSG_ZEROCOPY) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether the system wants some of what was lent to be free before it takes more.
+pub(crate) fn lends_too_much(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOBUFS)
 }

@@ -9,6 +9,7 @@ use blockwire::clock;
 
 use crate::Samples;
 
+pub(crate) use linux::{lend_pages, lends_too_much};
 pub use linux::{pin, unpin, used};
 
 /// What a process used.

@@ -114,9 +114,9 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn listen(host: &str, options: TcpOptions, waits: Waits) -> Self {
+    pub(super) fn listen(at: &str, options: TcpOptions, waits: Waits) -> Self {
         let (runtime, transport) = (runtime(), TcpTransport::new(options));
-        let address = format!("tcp://{host}:0").parse().expect("an address");
+        let address = at.parse().expect("an address");
         let listener = runtime.block_on(async { transport.listen(&address).await });
         let listener = listener.expect("a free port");
         Self { runtime: Some(runtime), listener, driven: None, waits, tag: 0 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use blockwire::pool::{
     BlockPool, GatherList, PayloadOrder, ReservedBlock, ScatterList, SealedBlock,
 };
-use blockwire_tcp::{SendWay, SocketPath, TcpOptions};
+use blockwire_tcp::{ClusterKey, SendWay, SocketPath, TcpOptions};
 
 use crate::blocks::{POOL_LEN, TOKENS, pool, written};
 use crate::host;
@@ -30,32 +30,52 @@ const ORDER: PayloadOrder = PayloadOrder { block_tokens: TOKENS };
 pub enum Way {
     /// Bare `writev` and `readv`.
     Floor,
+    /// Bare `sendmsg` with `MSG_ZEROCOPY`, and `readv`.
+    Zerocopy,
     /// A link that sends like this, with digests or without.
     Link(SendWay, bool),
     /// A link whose transfers the kernel makes, with digests.
     Uring,
+    /// A link that is encrypted, with digests.
+    Tls,
 }
 
 impl Way {
-    /// All of them, the floor first.
-    pub const ALL: [Self; 7] = [
+    /// All that this system has, the floor first.
+    pub const ALL: &[Self] = &[
         Self::Floor,
+        #[cfg(target_os = "linux")]
+        Self::Zerocopy,
         Self::Link(SendWay::Copies, false),
         Self::Link(SendWay::Pages, false),
         Self::Link(SendWay::Copies, true),
         Self::Link(SendWay::Pages, true),
         Self::Link(SendWay::Measured, true),
         Self::Uring,
+        Self::Tls,
     ];
 
     fn options(self) -> TcpOptions {
         let mut options = TcpOptions::default();
         match self {
-            Self::Floor => {}
+            Self::Floor | Self::Zerocopy => {}
+            Self::Tls => {
+                let key = ClusterKey::from_text("a key for a measurement, no secret at all");
+                options.cluster_key = Some(key.expect("it is long enough"));
+            }
             Self::Link(way, digest) => (options.send_way, options.digest) = (way, digest),
             Self::Uring => options.path = SocketPath::Uring,
         }
         options
+    }
+
+    /// What stands behind the address.
+    fn query(self) -> &'static str {
+        if self == Self::Tls { "?tls=key" } else { "" }
+    }
+
+    fn index(self) -> usize {
+        Self::ALL.iter().position(|way| *way == self).expect("a way that this system has")
     }
 }
 
@@ -63,7 +83,9 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Floor => f.pad("floor: writev, readv"),
+            Self::Zerocopy => f.pad("bare, MSG_ZEROCOPY"),
             Self::Uring => f.pad("link, io_uring, digest"),
+            Self::Tls => f.pad("link, TLS, digest"),
             Self::Link(way, true) => f.pad(&format!("link, {way:?}, digest")),
             Self::Link(way, false) => f.pad(&format!("link, {way:?}, no digest")),
         }
@@ -145,8 +167,14 @@ pub struct Cost {
 pub struct Sender {
     pool: BlockPool,
     blocks: Vec<SealedBlock>,
-    bare: bare::Sender,
-    links: Vec<link::Sender>,
+    /// One for each way.
+    ends: Vec<Sending>,
+}
+
+#[derive(Debug)]
+enum Sending {
+    Bare(bare::Sender),
+    Link(link::Sender),
 }
 
 impl Sender {
@@ -157,13 +185,14 @@ impl Sender {
     pub fn connect(addresses: &str, waits: Waits) -> Self {
         let (pool, blocks) = in_order();
         let blocks = blocks.into_iter().map(ReservedBlock::seal).collect();
-        let mut addresses = addresses.split_whitespace();
-        let bare = bare::Sender::connect(addresses.next().expect("an address"), waits);
-        let links = addresses
-            .zip(&Way::ALL[1..])
-            .map(|(address, way)| link::Sender::connect(address, way.options(), waits));
-        let links = links.collect();
-        Self { pool, blocks, bare, links }
+        let end = |(address, way): (&str, &Way)| match way {
+            Way::Floor | Way::Zerocopy => {
+                Sending::Bare(bare::Sender::connect(address, waits, *way == Way::Zerocopy))
+            }
+            _ => Sending::Link(link::Sender::connect(address, way.options(), waits)),
+        };
+        let ends = addresses.split_whitespace().zip(Way::ALL).map(end).collect();
+        Self { pool, blocks, ends }
     }
 
     /// Sends the transfers of a round, which the receiver has been told of.
@@ -178,9 +207,9 @@ impl Sender {
             let tokens = blocks.len() * TOKENS as usize;
             let list =
                 GatherList::new(&self.pool, &blocks, ORDER, 0..tokens).expect("whole blocks");
-            time += match Way::ALL.iter().position(|way| *way == round.way) {
-                Some(0) | None => self.bare.send(&list),
-                Some(link) => self.links[link - 1].send(list),
+            time += match &mut self.ends[round.way.index()] {
+                Sending::Bare(bare) => bare.send(&list),
+                Sending::Link(link) => link.send(list),
             };
         }
         let cpu_seconds = host::used().unwrap_or_default().cpu_seconds - before.cpu_seconds;
@@ -196,13 +225,11 @@ impl Sender {
 pub fn receive(host: &str, waits: Waits) {
     let (pool, blocks) = in_order();
     let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
-    let mut bare = bare::Receiver::listen(host, waits);
-    let links = Way::ALL[1..].iter().map(|way| link::Receiver::listen(host, way.options(), waits));
-    let mut links: Vec<_> = links.collect();
-    let addresses: Vec<_> = links.iter().map(link::Receiver::address).collect();
-    println!("{} {}", bare.address(), addresses.join(" "));
-    bare.accept();
-    links.iter_mut().for_each(link::Receiver::accept);
+    let mut ends: Vec<_> =
+        Way::ALL.iter().map(|way| Receiving::listen(*way, host, waits)).collect();
+    let addresses: Vec<_> = ends.iter().map(Receiving::address).collect();
+    println!("{}", addresses.join(" "));
+    ends.iter_mut().for_each(Receiving::accept);
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let round = Round::parse(&line);
         let before = host::used().unwrap_or_default();
@@ -212,9 +239,9 @@ pub fn receive(host: &str, waits: Waits) {
             let room =
                 ScatterList::new(&pool, taken.collect(), ORDER, 0..ids.len() * TOKENS as usize);
             let room = room.expect("whole blocks");
-            let room = match Way::ALL.iter().position(|way| *way == round.way) {
-                Some(0) | None => bare.receive(room),
-                Some(link) => links[link - 1].receive(room),
+            let room = match &mut ends[round.way.index()] {
+                Receiving::Bare(bare) => bare.receive(room),
+                Receiving::Link(link) => link.receive(room),
             };
             for (id, block) in ids.iter().zip(room.into_blocks()) {
                 blocks[*id] = Some(block);
@@ -226,10 +253,42 @@ pub fn receive(host: &str, waits: Waits) {
     }
 }
 
+/// What a way needs at the receiver.
+enum Receiving {
+    Bare(bare::Receiver),
+    Link(Box<link::Receiver>),
+}
+
+impl Receiving {
+    fn listen(way: Way, host: &str, waits: Waits) -> Self {
+        match way {
+            Way::Floor | Way::Zerocopy => Self::Bare(bare::Receiver::listen(host, waits)),
+            _ => {
+                let at = format!("tcp://{host}:0{}", way.query());
+                Self::Link(Box::new(link::Receiver::listen(&at, way.options(), waits)))
+            }
+        }
+    }
+
+    fn address(&self) -> String {
+        match self {
+            Self::Bare(bare) => bare.address(),
+            Self::Link(link) => link.address(),
+        }
+    }
+
+    fn accept(&mut self) {
+        match self {
+            Self::Bare(bare) => bare.accept(),
+            Self::Link(link) => link.accept(),
+        }
+    }
+}
+
 impl Round {
     /// As [`receive`] reads it.
     pub fn line(&self) -> String {
-        let way = Way::ALL.iter().position(|way| *way == self.way).unwrap_or_default();
+        let way = self.way.index();
         let Self { blocks, block_len, transfers, first, .. } = self;
         format!("{way} {blocks} {block_len} {transfers} {first}")
     }
