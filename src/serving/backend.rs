@@ -36,10 +36,10 @@ pub struct GenerateRequest {
     pub cache_salt: Option<String>,
 }
 
-/// What a [`Generation`] delivers: at most one `Started`, tokens, then one `Finished` or `Failed`.
+/// What a [`Generation`] delivers: a `Started`, tokens, then one `Finished` or `Failed`.
 #[derive(Clone, Debug)]
 pub enum TokenEvent {
-    /// The prompt is in the cache. Comes before the first token.
+    /// The prompt is in the cache. Comes before the first token, and again where other nodes go on with the request.
     Started(Started),
     /// One more token. A token that ends the text is delivered, and counted, like any other.
     Token {

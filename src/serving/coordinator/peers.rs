@@ -109,6 +109,11 @@ impl PeerSet {
         Self(Arc::new(Inner { role, connected: Mutex::default() }))
     }
 
+    /// Whose peers these are.
+    pub(crate) fn role(&self) -> NodeRole {
+        self.0.role
+    }
+
     /// Keeps a connection to `address`, for as long as the future runs. The address is looked up anew at
     /// every try.
     pub(crate) async fn keep(self, endpoint: Arc<Endpoint>, address: Address, to: UpdateSender) {

@@ -66,7 +66,7 @@ impl Answer {
         let response = if self.stream {
             self.stream(head, first, events, prompt_of).into_response()
         } else {
-            self.gather(head, first, events, prompt_of).await?
+            self.gather(head, first, events, prompt_of, &mut headers).await?
         };
         Ok((headers, response).into_response())
     }
@@ -77,13 +77,14 @@ impl Answer {
         first: (usize, ChoiceEvent),
         events: ChoiceEvents,
         prompt_of: Vec<usize>,
+        headers: &mut HeaderMap,
     ) -> Result<Response, ApiError> {
         let mut choices: Vec<Gathered> = prompt_of.iter().map(|_| Gathered::default()).collect();
         let mut events = stream::iter([first]).chain(events);
         while let Some((index, event)) = events.next().await {
             let choice = &mut choices[index];
             match event {
-                ChoiceEvent::Started(_) => {}
+                ChoiceEvent::Started(started) => add_notes(headers, &started),
                 ChoiceEvent::Delta { text, token } => {
                     choice.offsets.push(choice.text.chars().count());
                     choice.text.push_str(&text);

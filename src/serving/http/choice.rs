@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 /// A token and its log probability, where asked for.
 pub(super) type Token = (u32, Option<TokenLogprobs>);
 
-/// What becomes certain of a choice, in order: at most one `Started`, deltas, an `Ended` or `Failed`.
+/// What becomes certain of a choice, in order: `Started`, deltas, an `Ended` or `Failed`.
 #[derive(Debug)]
 pub(super) enum ChoiceEvent {
     Started(Started),

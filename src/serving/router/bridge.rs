@@ -1,10 +1,12 @@
 //! Merges what two nodes send into one stream: the first token, then the continuation.
 //!
-//! The first token waits until the decode node has the cache, or until nothing follows it. So a request
-//! whose handoff fails has not begun for its client, and can be tried on other nodes; a client that
-//! has a first token gets the rest of the answer, unless a node dies. It costs the time of the
-//! handoff: a millisecond on one host. For the same reason a failure is noted here, and told by
-//! [`report`](StreamBridge::report) only.
+//! The first token waits until the decode node has the cache, or until nothing follows it: most of what fails does
+//! so before its client has anything. It costs the time of the handoff: a millisecond on one host.
+//!
+//! A failure is noted here, and told by [`report`](StreamBridge::report) only, since the request may be tried
+//! again. Every node draws the same tokens, as the seed is always set. So a later try computes what the client has
+//! once more, is compared with it, and goes on behind it. Where it differs, because a runtime is not the same
+//! to the last bit in another batch, the stream ends with the failure: an answer is never sewn together from two.
 
 use tokio::sync::mpsc;
 
@@ -26,11 +28,16 @@ pub struct StreamBridge {
     /// The decode node has the cache.
     handed_over: bool,
     failure: Option<GenerateError>,
-    begun: bool,
+    /// Why the try before this one failed.
+    failed_before: Option<GenerateError>,
+    /// This try drew other tokens than the client has.
+    diverges: bool,
     /// Prompt tokens that the prefill node had: the decode node does not know.
     cached_tokens: u32,
+    /// Tokens of this try that were compared or sent.
+    drawn: u32,
     /// Tokens that the client has.
-    tokens: u32,
+    sent: Vec<u32>,
     /// What waits for the decode node, each token with its position, where its node tells it.
     first: Vec<(Option<u32>, TokenEvent)>,
     /// What waits for the first token.
@@ -50,9 +57,11 @@ impl StreamBridge {
             ends_first: false,
             handed_over: false,
             failure: None,
-            begun: false,
+            failed_before: None,
+            diverges: false,
             cached_tokens: 0,
-            tokens: 0,
+            drawn: 0,
+            sent: Vec::new(),
             first: Vec::new(),
             held: Vec::new(),
         }
@@ -105,9 +114,9 @@ impl StreamBridge {
         self.failure.get_or_insert(error);
     }
 
-    /// Whether the client has anything.
-    pub fn has_begun(&self) -> bool {
-        self.begun
+    /// Whether no other try can go on where the client is.
+    pub fn diverges(&self) -> bool {
+        self.diverges
     }
 
     /// Whether nobody wants the stream any more.
@@ -115,10 +124,11 @@ impl StreamBridge {
         self.events.is_closed()
     }
 
-    /// Forgets a try of which the client has nothing.
+    /// Forgets a try, but for what the client has of it.
     pub fn begin_again(&mut self, notes: Vec<(&'static str, String)>) {
-        debug_assert!(!self.begun, "the client would get two answers");
-        *self = Self::new(self.events.clone(), notes);
+        let new = Self::new(self.events.clone(), notes);
+        let Self { failure, sent, .. } = std::mem::replace(self, new);
+        (self.failed_before, self.sent) = (failure, sent);
     }
 
     /// Ends the stream with its failure.
@@ -145,10 +155,10 @@ impl StreamBridge {
     /// Sends what follows on what was sent; what does not is the end. A link that is about to break may
     /// lose frames and double others: the client must not take what is left for the answer.
     fn follow(&mut self, position: Option<u32>, mut event: TokenEvent) -> bool {
-        let due = self.tokens;
+        let due = self.drawn;
         let found = match &mut event {
             TokenEvent::Token { .. } => {
-                self.tokens += 1;
+                self.drawn += 1;
                 position.unwrap_or(due)
             }
             TokenEvent::Finished { usage, .. } => {
@@ -157,11 +167,27 @@ impl StreamBridge {
             }
             _ => due,
         };
-        if found == due {
-            return self.emit(event);
+        if found != due {
+            let reason = format!("token {due} of the answer was due, and {found} came");
+            return self.emit(TokenEvent::Failed(GenerateError::NodeFailed(reason)));
         }
-        let reason = format!("token {due} of the answer was due, and {found} came");
-        self.emit(TokenEvent::Failed(GenerateError::NodeFailed(reason)))
+        match (&event, self.sent.get(due as usize)) {
+            (TokenEvent::Token { id, .. }, Some(sent)) if id == sent => false,
+            (TokenEvent::Token { .. } | TokenEvent::Finished { .. }, Some(_)) => self.diverge(),
+            (TokenEvent::Token { id, .. }, None) => {
+                self.sent.push(*id);
+                self.emit(event)
+            }
+            _ => self.emit(event),
+        }
+    }
+
+    /// Ends a try that does not say what the client has: what failed is the one before it.
+    fn diverge(&mut self) -> bool {
+        self.diverges = true;
+        let reason = || GenerateError::NodeFailed("another node draws other tokens".to_owned());
+        let error = self.failed_before.take().unwrap_or_else(reason);
+        self.emit(TokenEvent::Failed(error))
     }
 
     /// Sends an event, but for a failure, which is noted; true when it is the last one.
@@ -171,7 +197,6 @@ impl StreamBridge {
             return true;
         }
         let last = matches!(event, TokenEvent::Finished { .. });
-        self.begun = true;
         // A client that left cancels by other means.
         let _ = self.events.send(event);
         last
@@ -242,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_whose_handoff_fails_has_not_begun_for_its_client() {
+    fn a_client_has_nothing_of_a_request_whose_handoff_fails() {
         for phase in [Phase::FirstToken, Phase::Continuation] {
             let (sender, mut events) = mpsc::unbounded_channel();
             let mut bridge = StreamBridge::new(sender, vec![]);
@@ -252,7 +277,7 @@ mod tests {
                 Phase::FirstToken => bridge.submit_first_token(failed),
                 _ => bridge.submit_decode_token(failed),
             });
-            assert!(!bridge.has_begun() && bridge.failure().is_some(), "{phase:?}");
+            assert!(events.try_recv().is_err() && bridge.failure().is_some(), "{phase:?}");
             bridge.begin_again(vec![]);
             assert!(!bridge.submit_first_token(token(Phase::FirstToken, 2).at(0)));
             assert!(!bridge.submit_decode_token(accepted()));
@@ -260,6 +285,43 @@ mod tests {
             bridge.fail(GenerateError::Deadline);
             bridge.report();
             assert!(matches!(events.try_recv(), Ok(TokenEvent::Failed(GenerateError::Deadline))));
+        }
+    }
+
+    /// A stream whose decode node fails after the tokens 1 and 2.
+    fn broken_off() -> (StreamBridge, mpsc::UnboundedReceiver<TokenEvent>) {
+        let (sender, mut events) = mpsc::unbounded_channel();
+        let mut bridge = StreamBridge::new(sender, vec![]);
+        assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1).at(0)));
+        assert!(!bridge.submit_decode_token(token(Phase::Continuation, 2).at(1)));
+        assert_eq!(ids(&mut events), [1, 2]);
+        assert!(bridge.submit_decode_token(failed(Phase::Continuation)));
+        assert!(events.try_recv().is_err(), "a failure is not told before there is no other try");
+        bridge.begin_again(vec![]);
+        (bridge, events)
+    }
+
+    #[test]
+    fn another_try_goes_on_where_the_client_is() {
+        let (mut bridge, mut events) = broken_off();
+        assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1).at(0)));
+        assert!(!bridge.submit_decode_token(token(Phase::Continuation, 2).at(1)));
+        assert!(!bridge.submit_decode_token(token(Phase::Continuation, 3).at(2)));
+        assert!(bridge.submit_decode_token(finish(Phase::Continuation, 3)));
+        assert_eq!(ids(&mut events), [3]);
+        assert!(bridge.failure().is_none());
+    }
+
+    #[test]
+    fn another_try_that_differs_is_the_end() {
+        let differing = [token(Phase::Continuation, 9).at(1), finish(Phase::Continuation, 1)];
+        for frame in differing {
+            let (mut bridge, mut events) = broken_off();
+            assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1).at(0)));
+            assert!(bridge.submit_decode_token(frame));
+            assert!(bridge.diverges());
+            assert_eq!(bridge.failure(), Some(&GenerateError::NodeFailed("it did".to_owned())));
+            assert!(ids(&mut events).is_empty());
         }
     }
 

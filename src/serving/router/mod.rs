@@ -1,9 +1,9 @@
 //! The router's backend: picks a prefill and a decode node (`nodes`), sends the request, merges the results
 //! (`bridge`).
 //!
-//! A request that fails before its client has anything of it is tried again on other nodes
-//! (`ATTEMPTS_MAX`); each attempt is an epoch of the request, so that what an earlier one left on its way is
-//! told from it. Once tokens were sent, a failure is the client's to see.
+//! A request whose nodes fail is tried again on other nodes (`ATTEMPTS_MAX`); each attempt is an epoch of the
+//! request, so that what an earlier one left on its way is told from it. What the client has already is
+//! compared, not sent again.
 
 mod affinity;
 mod bridge;
@@ -167,6 +167,8 @@ impl RequestRouter {
     fn note_health(&self, route: &Route) {
         match route.bridge.failure() {
             None => self.0.nodes.succeeded(route.nodes()),
+            // These did not fail, but cannot go on where another one did.
+            Some(_) if route.bridge.diverges() => {}
             Some(GenerateError::NodeFailed(_)) => self.0.nodes.failed(route.nodes()),
             Some(_) => {}
         }
@@ -220,7 +222,7 @@ impl RequestRouter {
 
     /// Nodes for another attempt, at least one of which the request did not have yet.
     fn others(&self, route: &mut Route, error: &GenerateError) -> Option<(Connection, Connection)> {
-        if route.bridge.has_begun() || route.epoch == ATTEMPTS_MAX || !is_worth_another(error) {
+        if route.bridge.diverges() || route.epoch == ATTEMPTS_MAX || !is_worth_another(error) {
             return None;
         }
         if route.request.deadline.is_some_and(|deadline| deadline <= clock::now()) {

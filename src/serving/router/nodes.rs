@@ -31,14 +31,13 @@ pub(super) struct Nodes {
 /// The nodes of one role, and where prompts were sent among them.
 #[derive(Debug)]
 struct Group {
-    role: NodeRole,
     peers: PeerSet,
     affinity: Mutex<Affinity>,
 }
 
 impl Group {
     fn new(role: NodeRole) -> Self {
-        Self { role, peers: PeerSet::new(role), affinity: Mutex::default() }
+        Self { peers: PeerSet::new(role), affinity: Mutex::default() }
     }
 }
 
@@ -75,7 +74,8 @@ impl Nodes {
     /// The role that no node is connected for.
     pub(super) fn missing(&self) -> Option<NodeRole> {
         let groups = [&self.prefill, &self.decode];
-        groups.into_iter().find(|group| group.peers.connected().is_empty()).map(|group| group.role)
+        let lacks = |group: &&Group| group.peers.connected().is_empty();
+        groups.into_iter().find(lacks).map(|group| group.peers.role())
     }
 
     /// A prefill and a decode node for a request; `load` is how many requests a node has.
@@ -110,7 +110,10 @@ impl Nodes {
             (doubts, load(instance))
         };
         let Some(least) = nodes.iter().min_by_key(|node| cost(node)) else {
-            return Err(GenerateError::NoNode(format!("no {} node is connected", group.role)));
+            return Err(GenerateError::NoNode(format!(
+                "no {} node is connected",
+                group.peers.role()
+            )));
         };
         let (doubts, fewest) = cost(least);
         let mut affinity = group.affinity.lock().unwrap_or_else(PoisonError::into_inner);

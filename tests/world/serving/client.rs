@@ -107,7 +107,10 @@ impl Client {
             match event {
                 TokenEvent::Started(started) => {
                     if started.notes.iter().any(|(name, _)| *name == "attempts") {
-                        self.oracle.count("tried again");
+                        self.oracle.count(match tokens.is_empty() {
+                            true => "tried again",
+                            false => "gone on elsewhere",
+                        });
                     }
                 }
                 TokenEvent::Token { id, .. } => {

@@ -31,6 +31,8 @@ const HAPPENS: &[&str] = &[
     "failed: deadline, say the nodes",
     "failed: no node",
     "failed: node",
+    "gone on elsewhere",
+    "tried again",
 ];
 
 /// Tokens of a block.
