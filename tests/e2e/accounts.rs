@@ -35,6 +35,18 @@ impl Accounts {
         }
     }
 
+    /// Allows every node some descriptors more.
+    pub(crate) fn allow_descriptors(&mut self, more: usize) {
+        self.0.values_mut().for_each(|account| account.resources.descriptors += more);
+    }
+
+    /// A process takes the place of another, and may not hold more than that one did.
+    pub(crate) fn pass_on(&mut self, from: u32, to: u32) {
+        if let Some(account) = self.0.remove(&from) {
+            self.0.insert(to, account);
+        }
+    }
+
     /// Waits until no node has a request, a block, a descriptor or a thread more than in its account.
     pub(crate) fn settle<'a>(&self, nodes: impl Iterator<Item = &'a Node>) {
         for node in nodes {

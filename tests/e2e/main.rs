@@ -11,6 +11,7 @@
 mod accounts;
 mod adopted;
 mod bad_input;
+mod chaos;
 mod client;
 mod cluster;
 mod faults;

@@ -25,13 +25,19 @@ pub(crate) struct Watchdog {
 impl Watchdog {
     /// Starts to watch the test that calls.
     pub(crate) fn start() -> Self {
+        Self::start_for(Duration::ZERO)
+    }
+
+    /// The same for a test that goes on for so long by intent.
+    pub(crate) fn start_for(intended: Duration) -> Self {
         let (alive, ended) = channel::<()>();
         let test = current_test();
+        let limit = LIMIT + intended;
         thread::spawn(move || {
-            if ended.recv_timeout(LIMIT) != Err(RecvTimeoutError::Timeout) {
+            if ended.recv_timeout(limit) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
-            eprintln!("{test} hangs: no end after {LIMIT:?}; killing its processes");
+            eprintln!("{test} hangs: no end after {limit:?}; killing its processes");
             running_of(&test).into_iter().for_each(kill);
             if ended.recv_timeout(GRACE) == Err(RecvTimeoutError::Timeout) {
                 eprintln!("{test} hangs even without its processes");
