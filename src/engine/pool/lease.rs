@@ -287,6 +287,7 @@ mod tests {
         assert!(waiting.as_mut().poll(&mut cx).is_ready());
     }
 
+    #[cfg_attr(miri, ignore = "it counts to thousands; the tests above take every step once")]
     #[test]
     fn leases_are_bounded() {
         let pool = pool(1);

@@ -134,7 +134,7 @@ mod tests {
     fn a_chain_grows_as_its_sequence_does() {
         let tokens: Vec<u32> = (0..50).collect();
         let mut growing = PrefixChain::new(PrefixRoot::new(b"m", "", ""), 4);
-        for len in 0..50 {
+        for len in (0..50).step_by(if cfg!(miri) { 11 } else { 1 }) {
             let mut fresh = PrefixChain::new(PrefixRoot::new(b"m", "", ""), 4);
             assert_eq!(growing.keys(&tokens[..len]), fresh.keys(&tokens[..len]));
             assert_eq!(growing.keys(&tokens[..len]).len(), len / 4);
