@@ -15,7 +15,7 @@
 //!
 //! `MSG_ZEROCOPY` would tell when the pages are free. It cannot win where it could be measured: over loopback
 //! and across a veth pair the system copies all the same (where notifications were read, each of 1,024 said
-//! `SO_EE_CODE_ZEROCOPY_COPIED`). Bare calls that leave them unread took 0.96 to 1.06 of the processor time of
+//! `SO_EE_CODE_ZEROCOPY_COPIED`). Bare calls that leave them unread took 0.96 to 1.22 of the processor time of
 //! bare gathering writes (`cargo bench -p blockwire-benches --bench tcp_cpu`, as root). What notifications tell,
 //! the session's ping tells once a handoff.
 
