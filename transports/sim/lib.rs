@@ -42,7 +42,6 @@ mod record;
 mod trace;
 mod transport;
 mod wire;
-mod words;
 
 pub use audit::Audited;
 pub use conditions::{Chance, Conditions};

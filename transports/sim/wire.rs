@@ -13,6 +13,7 @@ use blockwire::pool::{Region, TransferStats};
 use blockwire::transport::{
     Capabilities, CloseReason, LinkEvent, Op, OpError, OpId, OpMemory, Refused, RegionKey,
 };
+use blockwire::wire::describe;
 use bytes::{Bytes, BytesMut};
 use fastrand::Rng;
 
@@ -22,7 +23,6 @@ use super::lane::{Parcel, Piece};
 use super::path::Path;
 use super::record::Record;
 use super::trace::Trace;
-use super::words;
 
 /// Frames delivered by one poll.
 const FRAMES_A_POLL: usize = 256;
@@ -261,12 +261,12 @@ impl Wire {
         if self.doom.is_some() {
             match self.random.u8(0..3) {
                 0 => {
-                    self.fault(side, now, "frame lost", || format!("loses {}", words::of(&frame)));
+                    self.fault(side, now, "frame lost", || format!("loses {}", describe(&frame)));
                     return vec![];
                 }
                 1 => {
                     self.fault(side, now, "frame doubled", || {
-                        format!("doubles {}", words::of(&frame))
+                        format!("doubles {}", describe(&frame))
                     });
                     return vec![frame.clone(), frame];
                 }
@@ -274,7 +274,7 @@ impl Wire {
             }
         }
         if conditions.corrupt_control.strikes(&mut self.random) && !frame.is_empty() {
-            self.fault(side, now, "frame corrupted", || format!("corrupts {}", words::of(&frame)));
+            self.fault(side, now, "frame corrupted", || format!("corrupts {}", describe(&frame)));
             let mut changed = BytesMut::from(&frame[..]);
             let at = self.random.usize(0..changed.len());
             changed[at] ^= 1 << self.random.u8(0..8);
@@ -343,7 +343,7 @@ impl Wire {
                 None => return,
                 Some(Parcel::Control(frame)) => {
                     frames += 1;
-                    self.note(side.peer(), now, || words::of(&frame));
+                    self.note(side.peer(), now, || describe(&frame));
                     events.push(LinkEvent::Received(frame));
                     // The peer may have frames that wait for the room.
                     let (_, peer) = self.split(side);

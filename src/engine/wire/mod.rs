@@ -5,11 +5,13 @@
 
 mod frame;
 mod header;
+mod words;
 
 pub use frame::{BodyError, FrameError, decode_body, encode_frame, split_frame};
 pub use header::{
     BODY_LEN_MAX, FRAME_VERSION, HEADER_LEN, Header, HeaderError, Kind, PAYLOAD_LEN_MAX,
 };
+pub use words::describe;
 
 /// Protobuf bodies, generated from `wire.proto`.
 pub mod body {

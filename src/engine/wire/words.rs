@@ -1,10 +1,11 @@
 //! Control frames in words, for traces.
 
-use blockwire::wire::{Kind, body, decode_body, split_frame};
 use bytes::Bytes;
 
-/// What a frame says, in one line.
-pub(crate) fn of(frame: &Bytes) -> String {
+use super::{Header, Kind, body, decode_body, split_frame};
+
+/// What a control frame says, in one line. Bytes that are none are named too.
+pub fn describe(frame: &Bytes) -> String {
     let (header, content) = match split_frame(frame) {
         Ok(parts) => parts,
         Err(error) => return format!("{} bytes that are no frame ({error})", frame.len()),
@@ -19,7 +20,7 @@ pub(crate) fn of(frame: &Bytes) -> String {
     format!("{:?}{about}{detail}", header.kind)
 }
 
-fn detail(kind: Kind, header: &blockwire::wire::Header, content: Bytes) -> Option<String> {
+fn detail(kind: Kind, header: &Header, content: Bytes) -> Option<String> {
     let text = match kind {
         Kind::Rts => {
             let rts: body::Rts = decode_body(header, content).ok()?;
