@@ -296,10 +296,12 @@ fn usage_body(usage: &Usage) -> Value {
     })
 }
 
+/// Adds what is not there yet: a request may have a thousand choices, and clients take a hundred headers.
 fn add_notes(headers: &mut HeaderMap, started: &Started) {
     for (name, value) in &started.notes {
         let name = HeaderName::try_from(format!("x-blockwire-{name}"));
-        if let (Ok(name), Ok(value)) = (name, HeaderValue::try_from(value)) {
+        let (Ok(name), Ok(value)) = (name, HeaderValue::try_from(value)) else { continue };
+        if !headers.get_all(&name).iter().any(|there| *there == value) {
             headers.append(name, value);
         }
     }

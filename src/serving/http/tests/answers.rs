@@ -233,6 +233,10 @@ async fn answers_carry_ids_and_the_route() {
     assert_eq!(headers["x-blockwire-route"], "single");
     let (_, headers, _) = front.send(request(None)).await;
     assert_eq!(headers["x-request-id"].len(), 36);
+    let many = Request::post("/v1/completions").header("content-type", "application/json");
+    let many = many.body(Body::from(r#"{"prompt": "p", "n": 16, "temperature": 1}"#)).unwrap();
+    let (_, headers, _) = front.send(many).await;
+    assert_eq!(headers.get_all("x-blockwire-route").iter().count(), 1, "once for all choices");
     let (_, headers, _) = front.send(request(Some("a b"))).await;
     assert_eq!(headers["x-request-id"].len(), 36);
 }
