@@ -7,13 +7,14 @@ use std::process::Command;
 use serde_json::Value;
 
 /// What each crate of the workspace may depend on, tests aside.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("blockwire", &[]),
     ("blockwire-mem", &["blockwire"]),
     ("blockwire-shm", &["blockwire"]),
     ("blockwire-sim", &["blockwire"]),
     ("blockwire-tcp", &["blockwire"]),
     ("blockwire-runtime", &["blockwire"]),
+    ("blockwire-dissect", &["blockwire"]),
     ("blockwire-serving", &["blockwire", "blockwire-runtime"]),
     ("blockwire-conformance", &["blockwire"]),
     ("blockwire-world", &["blockwire", "blockwire-runtime", "blockwire-serving", "blockwire-sim"]),
