@@ -128,3 +128,48 @@ fn fault_b32_a_hundred_crashes_leave_room_for_another_start() {
         cluster.finish();
     }
 }
+
+/// A caller leaves while its request is at one stage, and is held there because a node is halted or full.
+#[test]
+fn fault_b45_callers_leave_at_each_stage() {
+    for carrier in CARRIERS {
+        let mut setup = Setup::new(Model::Llama, carrier).without_prefix_cache();
+        setup.flags.retain(|flag| !flag.starts_with("--kv"));
+        setup.prefill_flags = vec!["--kv-blocks=40"];
+        setup.decode_flags = vec!["--kv-blocks=40"];
+        let cluster = Cluster::start(setup);
+        let before = short(&cluster);
+        let (prefill, decode) = (&cluster.prefill[0], &cluster.decode);
+        let has = |node: &Node, name: &str| node.metric(name) > 0;
+        let long = |number| completion(&Model::Llama.prompt(490, number), 20);
+        for round in 0..3 {
+            // Offered, and not taken: the decode node hears nothing. Behind it one waits for the blocks.
+            signal(decode.pid(), Signal::STOP);
+            let offered = Caller::ask(cluster.http(), &long(round));
+            wait_until("it is offered", || {
+                has(prefill, "pool_blocks_sealed") && !has(prefill, "num_requests_running")
+            });
+            let queued = Caller::ask(cluster.http(), &long(10 + round));
+            wait_until("it waits", || has(prefill, "num_requests_waiting"));
+            queued.leave();
+            wait_until("it waits no more", || !has(prefill, "num_requests_waiting"));
+            offered.leave();
+            signal(decode.pid(), Signal::CONT);
+            cluster.settle();
+            // Offered to a decode node without room, and generating there.
+            let generating =
+                Caller::ask(cluster.http(), &completion(&Model::Llama.prompt(20, 3), 480));
+            wait_until("it generates", || has(decode, "num_requests_running"));
+            let refused_for_now = Caller::ask(cluster.http(), &long(20 + round));
+            wait_until("it is computed", || has(prefill, "pool_blocks_sealed"));
+            if round == 1 {
+                generating.leave()
+            } else {
+                refused_for_now.leave()
+            }
+            cluster.settle();
+        }
+        assert_eq!(short(&cluster), before);
+        cluster.finish();
+    }
+}

@@ -103,7 +103,7 @@ fn three_nodes_answer_from_what_they_have() {
 }
 
 #[test]
-fn blocks_that_the_decode_node_has_do_not_move() {
+fn fault_b11_blocks_that_the_decode_node_has_do_not_move() {
     for carrier in [Carrier::Tcp4, Carrier::Stripes] {
         let cluster = Cluster::start(Setup::new(Model::Llama, carrier));
         let prompt = begun(Model::Llama, COMMON, 1, COMMON + 5);

@@ -52,7 +52,7 @@ fn with(model: Model, carrier: Carrier, flag: &'static str) -> Setup {
 }
 
 #[test]
-fn another_type_of_cache_is_refused() {
+fn fault_b05_another_type_of_cache_is_refused() {
     for carrier in [Carrier::Shm, Carrier::Tcp4] {
         let (f16, bf16) = ("--kv-dtype=f16", "--kv-dtype=bf16");
         let setups = [f16, bf16].map(|flag| with(Model::Llama, carrier, flag));

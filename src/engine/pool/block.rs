@@ -398,7 +398,7 @@ mod tests {
 
     #[cfg_attr(miri, ignore = "it has no shared mappings")]
     #[test]
-    fn more_memory_than_there_is_is_refused_with_numbers() {
+    fn fault_b40_more_memory_than_there_is_is_refused_with_numbers() {
         // 16 TiB of blocks of 1 MiB, and the page of the leases.
         let spec = KvSpec::uniform(1024, 1, 1, 256, Dtype::F16);
         for backing in [Backing::Private, Backing::Shared] {

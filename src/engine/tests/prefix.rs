@@ -12,7 +12,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn every_vector_of_the_manual_is_what_this_code_computes() {
+fn fault_b27_names_of_blocks_are_those_of_the_manual() {
     let vectors = MANUAL.split("```vectors\n").nth(1).and_then(|rest| rest.split("```").next());
     let model: Vec<u8> = (0..32).collect();
     let mut computed = String::new();

@@ -106,7 +106,7 @@ fn models_without_a_tokenizer_say_so() {
 }
 
 #[test]
-fn exactly_one_bos() {
+fn fault_b49_exactly_one_bos() {
     let mut tiny = TinyGguf::default();
     tiny.set_flag("tokenizer.ggml.add_bos_token", true);
     let tokenizer = tokenizer_of(&tiny).unwrap();

@@ -7,7 +7,7 @@ mod liar;
 use std::path::Path;
 
 #[test]
-fn no_lie_costs_more_than_its_link() {
+fn fault_b43_no_lie_costs_more_than_its_link() {
     blockwire_conformance::script::play_seeds(liar::play);
 }
 

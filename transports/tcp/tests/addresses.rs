@@ -36,7 +36,7 @@ fn tls_that_is_not_built_is_refused_on_both_sides() {
 }
 
 #[test]
-fn every_interface_is_told_as_an_address_that_can_be_dialled() {
+fn fault_b38_every_interface_is_told_as_an_address_that_can_be_dialled() {
     run(async {
         let transport = TcpTransport::default();
         for at in ["tcp://0.0.0.0:0", "tcp://[::]:0"] {

@@ -71,7 +71,7 @@ fn sockets(port: &str) -> usize {
 }
 
 #[test]
-fn many_handoffs_need_one_connection_and_no_memory() {
+fn fault_b42_many_handoffs_need_one_connection_and_no_memory() {
     if !cfg!(target_os = "linux") {
         return println!("SKIPPED: sockets and memory are counted in /proc, which only Linux has");
     }

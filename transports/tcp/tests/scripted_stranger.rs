@@ -5,6 +5,6 @@ mod common;
 mod scripted;
 
 #[test]
-fn no_stranger_costs_more_than_its_connection() {
+fn fault_b43_no_stranger_costs_more_than_its_connection() {
     blockwire_conformance::script::play_seeds(scripted::play);
 }

@@ -389,7 +389,7 @@ fn loosen() {
 
 /// A handoff goes over both links, one of them falls silent, and the handoff arrives.
 #[test]
-fn of_two_links_in_one_either_may_fail() {
+fn fault_b35_of_two_links_in_one_either_may_fail() {
     run(WATCHDOG, async {
         let mut make = make();
         make.timing = Timing { silence_max: Duration::from_secs(8), ..make.timing };
