@@ -16,9 +16,7 @@ use std::time::Duration;
 
 use blockwire::clock;
 use blockwire::endpoint::{Connection, Endpoint, EndpointOptions, Event};
-use blockwire::handoff::{
-    SequenceHandoff, SequenceState, extract_sequence_handoff, send_handoff_payload,
-};
+use blockwire::handoff::{SequenceHandoff, extract_sequence_handoff, send_handoff_payload};
 use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
 use blockwire::session::{HandoffKey, Identity};
@@ -101,7 +99,7 @@ fn sequence(pool: &BlockPool, bytes: usize) -> SequenceHandoff {
     let mut sequence = KvSequence::new(pool);
     sequence.push(blocks).expect("blocks of this pool");
     sequence.set_len(sequence.capacity());
-    extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).expect("not empty")
+    extract_sequence_handoff(&mut sequence).expect("not empty")
 }
 
 async fn hand_over(connection: &Connection, sequence: SequenceHandoff) -> Duration {

@@ -8,9 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockwire::endpoint::{Connection, Endpoint, EndpointOptions, Event, Listening};
-use blockwire::handoff::{
-    SequenceHandoff, SequenceState, extract_sequence_handoff, send_handoff_payload,
-};
+use blockwire::handoff::{SequenceHandoff, extract_sequence_handoff, send_handoff_payload};
 use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
 use blockwire::session::{HandoffKey, Identity};
@@ -75,7 +73,7 @@ fn sequence(pool: &BlockPool, blocks: usize) -> SequenceHandoff {
     blocks.iter_mut().for_each(|block| block.fill(7));
     sequence.push(blocks).expect("blocks of this pool");
     sequence.set_len(sequence.capacity());
-    extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).expect("not empty")
+    extract_sequence_handoff(&mut sequence).expect("not empty")
 }
 
 fn handoffs(criterion: &mut Criterion) {

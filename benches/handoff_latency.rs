@@ -12,7 +12,7 @@ use std::sync::mpsc::channel;
 
 use blockwire::clock;
 use blockwire::endpoint::{Endpoint, EndpointOptions, Event};
-use blockwire::handoff::{SequenceState, extract_sequence_handoff, send_handoff_payload};
+use blockwire::handoff::{extract_sequence_handoff, send_handoff_payload};
 use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
 use blockwire::session::{HandoffKey, Identity};
@@ -83,8 +83,7 @@ fn handoffs(transport: &Arc<dyn Transport>, bind: &str) -> Samples {
                     let mut sequence = KvSequence::new(&pool);
                     sequence.push(pool.try_reserve(1).expect("a block")).expect("of this pool");
                     sequence.set_len(sequence.capacity());
-                    let state = SequenceState::PoolBacked(&mut sequence);
-                    let handoff = extract_sequence_handoff(state).expect("not empty");
+                    let handoff = extract_sequence_handoff(&mut sequence).expect("not empty");
                     let mut samples = Samples::default();
                     for number in 0..2 * HANDOFFS {
                         let key = HandoffKey { request: Uuid::new_v4(), epoch: 1 };

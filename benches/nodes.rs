@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use blockwire::endpoint::{Connection, Endpoint, EndpointOptions, Events, IncomingHandoff};
-use blockwire::handoff::{
-    SequenceHandoff, SequenceState, extract_sequence_handoff, send_handoff_payload,
-};
+use blockwire::handoff::{SequenceHandoff, extract_sequence_handoff, send_handoff_payload};
 use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
 use blockwire::session::{HandoffKey, Identity};
@@ -67,7 +65,7 @@ pub fn written(pool: &BlockPool) -> SequenceHandoff {
     blocks.iter_mut().for_each(|block| block.fill(1));
     sequence.push(blocks).expect("of this pool");
     sequence.set_len(sequence.capacity());
-    extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).expect("not empty")
+    extract_sequence_handoff(&mut sequence).expect("not empty")
 }
 
 /// Hands everything over once; how many bytes that were.

@@ -9,7 +9,7 @@
 //! ```
 //! use std::sync::Arc;
 //! use blockwire::endpoint::{Endpoint, EndpointOptions, Event};
-//! use blockwire::handoff::{SequenceState, extract_sequence_handoff, send_handoff_payload};
+//! use blockwire::handoff::{extract_sequence_handoff, send_handoff_payload};
 //! use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 //! use blockwire::pool::{BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
 //! use blockwire::session::{HandoffKey, Identity};
@@ -33,7 +33,7 @@
 //! let mut sequence = KvSequence::new(&prefill_pool);
 //! sequence.push(prefill_pool.try_reserve(2).unwrap()).unwrap();
 //! sequence.set_len(20);
-//! let handoff = extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).unwrap();
+//! let handoff = extract_sequence_handoff(&mut sequence).unwrap();
 //!
 //! let key = HandoffKey { request: uuid::Uuid::new_v4(), epoch: 1 };
 //! let send = send_handoff_payload(&connection, key, handoff, "meta".into());

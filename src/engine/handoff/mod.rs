@@ -13,18 +13,6 @@ use crate::endpoint::Connection;
 use crate::pool::{KvSequence, SealedRun};
 use crate::session::{HandoffKey, OfferError, OfferPayload};
 
-/// Where the state of a sequence lives.
-#[derive(Debug)]
-pub enum SequenceState<'a> {
-    /// In the blocks of a pool.
-    PoolBacked(&'a mut KvSequence),
-    /// Inside the model, where no pool sees it.
-    ModelOwned {
-        /// The model's family, for the error.
-        family: &'a str,
-    },
-}
-
 /// Why a sequence cannot be handed over. It concerns one request; nothing is leaked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -38,10 +26,8 @@ pub enum ExtractError {
         /// How many.
         blocks: usize,
     },
-    /// The pool does not hold the sequence's state.
-    #[error(
-        "handoff is not supported for {family}: its cache is owned by the model, not by the pool"
-    )]
+    /// The pool does not hold all of the sequence's state.
+    #[error("handoff is not supported for {family}: the model owns state that is not in the pool")]
     ModelOwned {
         /// The model's family.
         family: String,
@@ -61,17 +47,18 @@ impl SequenceHandoff {
 
 /// Seals a sequence and takes a share of its blocks.
 ///
-/// Afterwards the sequence can be read but not extended; unwritten blocks are free again.
+/// Afterwards the sequence can be read but not extended; unwritten blocks are free again. A sequence with
+/// [state of its model's own](KvSequence::model_state) is refused whatever its blocks hold: without that state
+/// the peer would compute something else.
 ///
 /// # Errors
 /// [`ExtractError`], before anything was changed.
-pub fn extract_sequence_handoff(state: SequenceState<'_>) -> Result<SequenceHandoff, ExtractError> {
-    let sequence = match state {
-        SequenceState::PoolBacked(sequence) => sequence,
-        SequenceState::ModelOwned { family } => {
-            return Err(ExtractError::ModelOwned { family: family.to_owned() });
-        }
-    };
+pub fn extract_sequence_handoff(
+    sequence: &mut KvSequence,
+) -> Result<SequenceHandoff, ExtractError> {
+    if let Some(state) = sequence.model_state() {
+        return Err(ExtractError::ModelOwned { family: state.family().to_owned() });
+    }
     if sequence.is_empty() {
         return Err(ExtractError::Empty);
     }
@@ -118,12 +105,36 @@ pub async fn send_handoff_payload(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::{BlockPool, Dtype, KvSpec, PoolOptions};
+    use crate::pool::{BlockPool, Dtype, KvSpec, ModelState, PoolOptions};
 
+    #[derive(Debug)]
+    struct Recurrent;
+
+    impl ModelState for Recurrent {
+        fn family(&self) -> &str {
+            "recurrent"
+        }
+    }
+
+    /// Second criterion of the fault B30: the block table is full of blocks, and no byte of them is asked for.
     #[test]
-    fn a_sequence_that_the_pool_does_not_hold_is_refused_by_name() {
-        let refused = extract_sequence_handoff(SequenceState::ModelOwned { family: "gemma3" });
-        assert!(refused.unwrap_err().to_string().contains("gemma3"));
+    fn fault_b30_a_populated_block_table_does_not_make_a_model_owned_sequence_pool_backed() {
+        let spec = KvSpec::uniform(4, 1, 1, 8, Dtype::F16);
+        let pool = BlockPool::new(PoolOptions::new(spec, 8)).unwrap();
+        let mut sequence = KvSequence::new(&pool);
+        sequence.push(pool.try_reserve(3).unwrap()).unwrap();
+        sequence.set_len(9);
+        *sequence.model_state_mut() = Some(Box::new(Recurrent));
+        let before = pool.accounting();
+        for _ in 0..2 {
+            let refused = extract_sequence_handoff(&mut sequence).unwrap_err();
+            assert_eq!(refused, ExtractError::ModelOwned { family: "recurrent".to_owned() });
+            assert!(refused.to_string().contains("recurrent"), "{refused}");
+        }
+        let untouched = (sequence.len(), sequence.block_table().len(), sequence.sealed().len());
+        assert_eq!((untouched, pool.accounting()), ((9, 3, 0), before));
+        *sequence.model_state_mut() = None;
+        assert_eq!(extract_sequence_handoff(&mut sequence).unwrap().run().tokens(), 9);
     }
 
     #[test]
@@ -131,11 +142,11 @@ mod tests {
         let spec = KvSpec::uniform(4, 1, 1, 8, Dtype::F16);
         let pool = BlockPool::new(PoolOptions::new(spec, 8)).unwrap();
         let mut sequence = KvSequence::new(&pool);
-        let empty = extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence));
+        let empty = extract_sequence_handoff(&mut sequence);
         assert_eq!(empty.unwrap_err(), ExtractError::Empty);
         sequence.push(pool.try_reserve(4).unwrap()).unwrap();
         sequence.set_len(5);
-        let handoff = extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).unwrap();
+        let handoff = extract_sequence_handoff(&mut sequence).unwrap();
         assert_eq!((handoff.run().tokens(), handoff.run().blocks().len()), (5, 2));
         assert_eq!(handoff.run().payload_len(), 5 * 32);
         drop(sequence);

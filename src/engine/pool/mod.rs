@@ -2,7 +2,7 @@
 //!
 //! Read in this order: [`spec`](KvSpec) (the shape), [`layout`](Layout) (where bytes lie),
 //! [`region`](Region) (the pages), [`block`](BlockPool) (the typestate and the accounting),
-//! [`sequence`](KvSequence) (the blocks of one sequence), [`run`](SealedRun) (the same, finished), [`list`](GatherList) (what an operation
+//! [`sequence`](KvSequence) (the blocks of one sequence, and what its model [keeps elsewhere](ModelState)), [`run`](SealedRun) (the same, finished), [`list`](GatherList) (what an operation
 //! holds on to while it moves bytes), [`copy`](TransferStats) (the one place that copies payload),
 //! [`lease`](Grant) and [`peer`](PeerPool) (blocks that another process reads in place: who lends them, who
 //! borrows them), [`prefix`](PrefixKey) (blocks that are found again by what they hold).
@@ -25,6 +25,7 @@ mod layout;
 mod lease;
 mod limit;
 mod list;
+mod model_state;
 mod payload;
 mod peer;
 mod prefix;
@@ -45,6 +46,7 @@ pub use lease::{Grant, LEASES_MAX, LeaseId, Pressure};
 pub(crate) use limit::Available;
 pub use limit::MemoryLimit;
 pub use list::{Cursor, Extent, GatherList, ListError, Loan, ScatterList, TokenRange};
+pub use model_state::ModelState;
 pub use payload::PayloadOrder;
 pub use peer::{AdoptedBlocks, Lease, LeaseLost, PeerMemory, PeerPool};
 pub use prefix::{PrefixChain, PrefixKey, PrefixRoot, ReserveRoom, Room};

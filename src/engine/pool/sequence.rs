@@ -3,6 +3,7 @@
 use super::block::{BlockPool, ReservedBlock, SealedBlock};
 use super::copy::TransferStats;
 use super::list::ScatterList;
+use super::model_state::ModelState;
 use super::payload::PayloadOrder;
 use super::peer::{AdoptedBlocks, LeaseLost};
 use super::prefix::PrefixKey;
@@ -60,13 +61,22 @@ pub struct KvSequence {
     len: usize,
     /// First blocks that the prefix index knows, or did.
     indexed: usize,
+    model_state: Option<Box<dyn ModelState>>,
 }
 
 impl KvSequence {
     /// A sequence without blocks.
     pub fn new(pool: &BlockPool) -> Self {
-        let (sealed, reserved, table) = (Vec::new(), Vec::new(), Vec::new());
-        Self { pool: pool.clone(), adopted: None, sealed, reserved, table, len: 0, indexed: 0 }
+        Self {
+            pool: pool.clone(),
+            adopted: None,
+            sealed: Vec::new(),
+            reserved: Vec::new(),
+            table: Vec::new(),
+            len: 0,
+            indexed: 0,
+            model_state: None,
+        }
     }
 
     /// A sequence of `len` tokens that lie in `adopted`, then in `reserved`.
@@ -165,6 +175,16 @@ impl KvSequence {
     /// The first blocks, where they lie in a peer's pool.
     pub fn adopted(&self) -> Option<&AdoptedBlocks> {
         self.adopted.as_ref()
+    }
+
+    /// What the model keeps of the sequence outside the pool; none where the blocks hold everything.
+    pub fn model_state(&self) -> Option<&dyn ModelState> {
+        self.model_state.as_deref()
+    }
+
+    /// The place of that state: the model's to fill.
+    pub fn model_state_mut(&mut self) -> &mut Option<Box<dyn ModelState>> {
+        &mut self.model_state
     }
 
     /// Whether everything read so far was good: false once a peer took its blocks back.

@@ -2,7 +2,7 @@
 
 use blockwire::endpoint::Connection;
 use blockwire::handoff::{
-    SendReport, SequenceState, extract_sequence_handoff, send_handoff_payload,
+    ExtractError, SendReport, extract_sequence_handoff, send_handoff_payload,
 };
 use blockwire::session::{DeclineCode, HandoffKey, OfferError};
 use prost::Message as _;
@@ -80,9 +80,7 @@ impl ServingCoordinator {
         if is_over {
             return Ok(());
         }
-        let state = SequenceState::PoolBacked(&mut sequence);
-        let handoff = extract_sequence_handoff(state)
-            .map_err(|error| GenerateError::NodeFailed(error.to_string()))?;
+        let handoff = extract_sequence_handoff(&mut sequence).map_err(extract_failure)?;
         drop(sequence);
         let meta = DecodeMetaFrame::new(&request, first, reply_to).encode_to_vec().into();
         let key = HandoffKey { request: request.id, epoch };
@@ -102,6 +100,13 @@ fn report_frame(decode: &Connection, report: SendReport) -> ResultFrame {
         link: decode.peer_address().to_owned(),
     };
     ResultFrame { handoff: Some(handoff), ..ResultFrame::of(Phase::FirstToken) }
+}
+
+fn extract_failure(error: ExtractError) -> GenerateError {
+    match error {
+        ExtractError::ModelOwned { .. } => GenerateError::Unsupported(error.to_string()),
+        error => GenerateError::NodeFailed(error.to_string()),
+    }
 }
 
 fn offer_failure(decode: &Connection, error: &OfferError) -> GenerateError {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use blockwire::handoff::ExtractError;
 use blockwire::pool::{BlockPool, KvSequence, KvSpec, PrefixChain, PrefixKey};
 use blockwire_runtime::files::ModelFingerprint;
 use blockwire_runtime::model::{Model, SequenceStateLayout};
@@ -205,8 +206,8 @@ impl BatchScheduler {
     /// As [`generate`](Self::generate), and for a family whose state the pool does not hold.
     pub fn prefill_for_handoff(&self, request: GenerateRequest) -> Result<Prefill, GenerateError> {
         if let SequenceStateLayout::ModelOwned { family } = &self.0.facts.state_layout {
-            let reason = format!("the state of family {family} is not in the pool: no handoff");
-            return Err(GenerateError::Unsupported(reason));
+            let refused = ExtractError::ModelOwned { family: family.clone() };
+            return Err(GenerateError::Unsupported(refused.to_string()));
         }
         self.check_prompt(&request)?;
         self.check_fit(request.prompt.len())?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use blockwire::handoff::{SequenceState, extract_sequence_handoff, send_handoff_payload};
+use blockwire::handoff::{extract_sequence_handoff, send_handoff_payload};
 use blockwire::pool::KvSequence;
 use blockwire::session::{HandoffKey, OfferError};
 use bytes::Bytes;
@@ -41,7 +41,7 @@ async fn hand_over(host: &Host, offer: Offer) -> Result<(), String> {
     let mut sequence = KvSequence::new(pool);
     sequence.push(blocks).map_err(|error| error.to_string())?;
     sequence.set_len(offer.tokens);
-    let handoff = extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence));
+    let handoff = extract_sequence_handoff(&mut sequence);
     let handoff = handoff.map_err(|error| error.to_string())?;
     drop(sequence);
     let connection = host.connection(offer.to).await.ok_or("nobody answers")?;

@@ -15,9 +15,7 @@ use std::time::Duration;
 use blockwire::endpoint::{
     Connection, Endpoint, EndpointOptions, Event, Events, IncomingHandoff, Listening,
 };
-use blockwire::handoff::{
-    SequenceHandoff, SequenceState, extract_sequence_handoff, send_handoff_payload,
-};
+use blockwire::handoff::{SequenceHandoff, extract_sequence_handoff, send_handoff_payload};
 use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions, TransferStats};
 use blockwire::session::{HandoffKey, Identity, Landed};
@@ -76,7 +74,7 @@ fn written(pool: &BlockPool, byte: u8) -> SequenceHandoff {
     blocks.iter_mut().for_each(|block| block.fill(byte));
     sequence.push(blocks).unwrap();
     sequence.set_len(TOKENS);
-    extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).unwrap()
+    extract_sequence_handoff(&mut sequence).unwrap()
 }
 
 /// Checks every byte; what was adopted is copied for that.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockwire::endpoint::{Connection, Endpoint, EndpointOptions, Event, Events};
-use blockwire::handoff::{SequenceState, extract_sequence_handoff, send_handoff_payload};
+use blockwire::handoff::{extract_sequence_handoff, send_handoff_payload};
 use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
 use blockwire::session::{HandoffKey, Identity};
@@ -109,7 +109,7 @@ async fn give(connection: Connection, pool: BlockPool, from: u128) {
         let mut sequence = KvSequence::new(&pool);
         sequence.push(pool.reserve(4).await.unwrap()).unwrap();
         sequence.set_len(9 + number as usize);
-        let handoff = extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).unwrap();
+        let handoff = extract_sequence_handoff(&mut sequence).unwrap();
         let key = HandoffKey { request: Uuid::from_u128(100 * from + number + 1), epoch: 1 };
         // Half of them are given up before they can be over.
         let most = Duration::from_millis(if number % 2 == 0 { 10 } else { 500 });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockwire::endpoint::{Connection, Endpoint, EndpointOptions, Event, Events, Listening};
-use blockwire::handoff::{SequenceHandoff, SequenceState, extract_sequence_handoff};
+use blockwire::handoff::{SequenceHandoff, extract_sequence_handoff};
 use blockwire::ingest::IngestOptions;
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, Layout, PoolOptions};
 use blockwire::session::{HandoffKey, Identity};
@@ -106,7 +106,7 @@ pub(crate) fn written(pool: &BlockPool, tokens: usize) -> SequenceHandoff {
     }
     sequence.push(blocks).unwrap();
     sequence.set_len(tokens);
-    extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).unwrap()
+    extract_sequence_handoff(&mut sequence).unwrap()
 }
 
 /// Checks every byte of every token of a sequence that is here.

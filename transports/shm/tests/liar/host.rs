@@ -9,7 +9,7 @@ use std::time::Duration;
 use blockwire::endpoint::{
     Connection, Endpoint, EndpointOptions, Event, Events, IncomingHandoff, Listening,
 };
-use blockwire::handoff::{SequenceState, extract_sequence_handoff, send_handoff_payload};
+use blockwire::handoff::{extract_sequence_handoff, send_handoff_payload};
 use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions, TransferStats};
 use blockwire::session::{DeclineCode, HandoffKey, Identity, Timing};
@@ -193,7 +193,7 @@ async fn offer_some(connection: Connection, pool: BlockPool, first: u32) {
         let mut sequence = KvSequence::new(&pool);
         sequence.push(blocks).unwrap();
         sequence.set_len(tokens);
-        let handoff = extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).unwrap();
+        let handoff = extract_sequence_handoff(&mut sequence).unwrap();
         drop(sequence);
         let key = offered_key(number);
         let sending = send_handoff_payload(&connection, key, handoff, Bytes::new());
@@ -317,7 +317,7 @@ async fn both_ways(connection: &Connection, mut events: Events, pool: &BlockPool
     let mut sequence = KvSequence::new(pool);
     sequence.push(pool.try_reserve(4).unwrap()).unwrap();
     sequence.set_len(14);
-    let handoff = extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).unwrap();
+    let handoff = extract_sequence_handoff(&mut sequence).unwrap();
     drop(sequence);
     let key = HandoffKey { request: Uuid::from_u128(77), epoch: 1 };
     let send = send_handoff_payload(connection, key, handoff, Bytes::from_static(&[0]));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockwire::endpoint::{Connection, Endpoint, EndpointOptions, Event, Events};
-use blockwire::handoff::{SequenceState, extract_sequence_handoff, send_handoff_payload};
+use blockwire::handoff::{extract_sequence_handoff, send_handoff_payload};
 use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
 use blockwire::session::{HandoffKey, Identity, Timing};
@@ -119,7 +119,7 @@ async fn hand_over(
     let mut sequence = KvSequence::new(pool);
     sequence.push(blocks).unwrap();
     sequence.set_len(TOKENS);
-    let handoff = extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).unwrap();
+    let handoff = extract_sequence_handoff(&mut sequence).unwrap();
     drop(sequence);
     let key = HandoffKey { request: Uuid::from_u128(u128::from(number) + 1), epoch: 1 };
     send_handoff_payload(connection, key, handoff, vec![number as u8].into()).await.is_ok()

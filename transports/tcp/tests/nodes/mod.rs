@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockwire::endpoint::{Connection, Endpoint, EndpointOptions, Event, Events, Listening};
-use blockwire::handoff::{SequenceState, extract_sequence_handoff, send_handoff_payload};
+use blockwire::handoff::{extract_sequence_handoff, send_handoff_payload};
 use blockwire::ingest::{IngestError, IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
 use blockwire::session::{HandoffKey, Identity, OfferError, Timing};
@@ -89,7 +89,7 @@ pub(crate) async fn give(
         reserved.iter_mut().for_each(|block| block.fill(byte));
         sequence.push(reserved).unwrap();
         sequence.set_len(blocks * BLOCK_TOKENS);
-        extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).unwrap()
+        extract_sequence_handoff(&mut sequence).unwrap()
     };
     let key = HandoffKey { request: Uuid::new_v4(), epoch: 1 };
     let meta = Bytes::copy_from_slice(&[byte]);
