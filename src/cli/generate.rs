@@ -46,6 +46,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
         logprobs: None,
         deadline: None,
         cache_salt: None,
+        retractable: false,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

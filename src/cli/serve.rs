@@ -120,7 +120,9 @@ async fn router(args: &ServeArgs, files: &ModelFiles, stop: Stop) -> Result<()> 
     let router = RequestRouter::new(node::instance(), card);
     let (prefill, decode) = (args.prefill_peers.clone(), args.decode_peers.clone());
     let running = tokio::spawn(router.clone().run(endpoint.clone(), prefill, decode));
-    front(args, files, Arc::new(router), Metrics::new(), stop).await?;
+    let metrics = Metrics::new();
+    router.register_metrics(&metrics);
+    front(args, files, Arc::new(router), metrics, stop).await?;
     running.abort();
     let _ = running.await;
     shut_down(endpoint).await;

@@ -34,6 +34,8 @@ pub struct GenerateRequest {
     pub deadline: Option<Instant>,
     /// Only requests with the same salt share cached blocks.
     pub cache_salt: Option<String>,
+    /// Whether nobody uses tokens before the last one: they may be taken back ([`Started::anew`]).
+    pub retractable: bool,
 }
 
 /// What a [`Generation`] delivers: a `Started`, tokens, then one `Finished` or `Failed`.
@@ -67,6 +69,9 @@ pub struct Started {
     /// What an operator wants to see of the route (nodes, handed off or not, why a fallback), as
     /// (name, value): the front answers with a header `x-blockwire-<name>` for each.
     pub notes: Vec<(&'static str, String)>,
+    /// The tokens before this are void, and the answer begins anew. Only where a request is
+    /// [retractable](GenerateRequest::retractable).
+    pub anew: bool,
 }
 
 /// Natural logarithms of probabilities, of the model's own distribution (before temperature).
@@ -125,6 +130,18 @@ pub enum GenerateError {
     /// A node failed while it served the request: 502.
     #[error("{0}")]
     NodeFailed(String),
+    /// The link to a node ended while it served the request: 502.
+    #[error("{0}")]
+    NodeLost(String),
+    /// As many nodes were lost while they served the request as one request may take with it: 502.
+    #[error(
+        "two nodes were lost while they computed this request, {} and {}: it gets no third",
+        nodes[0], nodes[1]
+    )]
+    NodesLost {
+        /// Their names.
+        nodes: [String; 2],
+    },
     /// Nobody can serve the request now: 503.
     #[error("{0}")]
     NoNode(String),

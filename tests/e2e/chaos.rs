@@ -150,7 +150,7 @@ struct Tally {
 /// An error that says what happened. A connection that breaks off says nothing: the router never dies.
 fn is_typed(failure: &Failure) -> bool {
     let code = failure.body["error"]["code"].as_str().unwrap_or_default();
-    matches!((failure.status, code), (502 | 200, "node_failed") | (503, "no_node"))
+    matches!((failure.status, code), (502 | 200, "node_failed" | "nodes_lost") | (503, "no_node"))
 }
 
 /// One caller, until it is over.

@@ -17,6 +17,7 @@ mod cluster;
 mod computed;
 mod endurance;
 mod faults;
+mod going_on;
 mod halted;
 mod hostile;
 mod keyed;

@@ -172,6 +172,7 @@ fn single_node(
         logprobs: None,
         deadline: None,
         cache_salt: None,
+        retractable: false,
     };
     let scheduler = model::start(files, &args.engine, "reference", Backing::Private)?;
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;

@@ -30,6 +30,11 @@ pub(crate) enum Change {
     Down(SessionEnd),
 }
 
+/// Whether a peer went away without a word: neither side ended the connection on purpose.
+pub(crate) fn is_loss(end: &SessionEnd) -> bool {
+    !matches!(end, SessionEnd::Local | SessionEnd::Goodbye(_))
+}
+
 /// Where updates go; clones feed the same loop.
 #[derive(Clone, Debug)]
 pub(crate) struct UpdateSender(mpsc::Sender<Update>);

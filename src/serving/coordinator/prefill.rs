@@ -9,6 +9,7 @@ use prost::Message as _;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
+use super::peers::is_loss;
 use super::tasks::{self, Tasks};
 use super::{ResultSink, ServingCoordinator};
 use crate::backend::{GenerateError, GenerateRequest, Started, TokenEvent, Usage};
@@ -60,7 +61,7 @@ impl ServingCoordinator {
         })?;
         let done = self.scheduler.prefill_for_handoff(request.clone())?.done().await?;
         let PrefillDone { first_token: first, logprob, mut sequence, finish, cached_tokens } = done;
-        let started = Started { cached_tokens, notes: vec![] };
+        let started = Started { cached_tokens, ..Started::default() };
         let mut frame = ResultFrame::carrying(Phase::FirstToken, TokenEvent::Started(started));
         let token = TokenEvent::Token { id: first, logprob };
         frame.tokens = ResultFrame::carrying(Phase::FirstToken, token).tokens;
@@ -118,6 +119,7 @@ fn offer_failure(decode: &Connection, error: &OfferError) -> GenerateError {
         OfferError::Declined { code: DeclineCode::DeclineNoPath, .. } => {
             GenerateError::NoNode(reason)
         }
+        OfferError::Ended(end) if is_loss(end) => GenerateError::NodeLost(reason),
         _ => GenerateError::NodeFailed(reason),
     }
 }

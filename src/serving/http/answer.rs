@@ -84,7 +84,12 @@ impl Answer {
         while let Some((index, event)) = events.next().await {
             let choice = &mut choices[index];
             match event {
-                ChoiceEvent::Started(started) => add_notes(headers, &started),
+                ChoiceEvent::Started(started) => {
+                    if started.anew {
+                        *choice = Gathered::default();
+                    }
+                    add_notes(headers, &started);
+                }
                 ChoiceEvent::Delta { text, token } => {
                     choice.offsets.push(choice.text.chars().count());
                     choice.text.push_str(&text);

@@ -12,7 +12,6 @@ use super::text::TextDecoder;
 use crate::backend::{
     FinishReason, GenerateError, Generation, Started, TokenEvent, TokenLogprobs, Usage, before,
 };
-use crate::metrics::Metrics;
 
 /// A token and its log probability, where asked for.
 pub(super) type Token = (u32, Option<TokenLogprobs>);
@@ -50,7 +49,7 @@ pub(super) struct Choice {
     deadline: Option<Instant>,
     begun: Instant,
     latest_token: Option<Instant>,
-    metrics: Metrics,
+    state: FrontState,
 }
 
 /// A stream of (index, event) over all choices.
@@ -94,7 +93,7 @@ impl Choice {
             deadline,
             begun,
             latest_token: None,
-            metrics: state.metrics().clone(),
+            state: state.clone(),
         })
     }
 
@@ -114,6 +113,9 @@ impl Choice {
         let event = event.unwrap_or(Some(TokenEvent::Failed(GenerateError::Deadline)));
         Some(match event? {
             TokenEvent::Started(started) => {
+                if started.anew {
+                    self.begin_anew();
+                }
                 self.usage.cached_tokens = started.cached_tokens;
                 ChoiceEvent::Started(started)
             }
@@ -124,6 +126,13 @@ impl Choice {
                 ChoiceEvent::Failed(error)
             }
         })
+    }
+
+    /// Forgets the tokens that came so far, which nobody has.
+    fn begin_anew(&mut self) {
+        self.decoder = self.state.text().decoder();
+        let _void = self.matcher.finish();
+        self.usage.completion_tokens = 0;
     }
 
     fn token(&mut self, id: u32, logprob: Option<TokenLogprobs>) -> ChoiceEvent {
@@ -160,15 +169,15 @@ impl Choice {
 
     fn ended(&mut self, text: String, reason: FinishReason) -> ChoiceEvent {
         self.generation = None;
-        self.metrics.completed(reason, &self.usage, clock::now() - self.begun);
+        self.state.metrics().completed(reason, &self.usage, clock::now() - self.begun);
         ChoiceEvent::Ended { text, reason, usage: self.usage }
     }
 
     fn observe_token(&mut self) {
         let now = clock::now();
         match self.latest_token.replace(now) {
-            None => self.metrics.first_token(now - self.begun),
-            Some(latest) => self.metrics.next_token(now - latest),
+            None => self.state.metrics().first_token(now - self.begun),
+            Some(latest) => self.state.metrics().next_token(now - latest),
         }
     }
 }

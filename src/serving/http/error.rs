@@ -79,7 +79,10 @@ impl From<GenerateError> for ApiError {
                 (StatusCode::PAYLOAD_TOO_LARGE, "context_length_exceeded")
             }
             GenerateError::Busy { .. } => (StatusCode::TOO_MANY_REQUESTS, "busy"),
-            GenerateError::NodeFailed(_) => (StatusCode::BAD_GATEWAY, "node_failed"),
+            GenerateError::NodeFailed(_) | GenerateError::NodeLost(_) => {
+                (StatusCode::BAD_GATEWAY, "node_failed")
+            }
+            GenerateError::NodesLost { .. } => (StatusCode::BAD_GATEWAY, "nodes_lost"),
             GenerateError::NoNode(_) => (StatusCode::SERVICE_UNAVAILABLE, "no_node"),
             GenerateError::Deadline => (StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded"),
         };

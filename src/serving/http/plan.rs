@@ -125,6 +125,7 @@ impl Fields {
                     logprobs,
                     deadline,
                     cache_salt: self.cache_salt.clone(),
+                    retractable: !self.stream,
                 };
                 choices.push(ChoicePlan { prompt: index, request });
             }

@@ -187,6 +187,8 @@ fn request_from_frame(
         logprobs: logprobs.map_err(|_| missing("logprobs"))?,
         deadline: request.deadline_ms.map(|left| clock::now() + Duration::from_millis(left)),
         cache_salt: request.cache_salt,
+        // It is the router that begins an answer anew.
+        retractable: false,
     })
 }
 
@@ -243,6 +245,10 @@ fn failure_to_frame(error: GenerateError) -> frames::Failure {
             FailureCode::FailureBusy
         }
         GenerateError::NodeFailed(_) => FailureCode::FailureNode,
+        // Only a router counts the nodes that a request takes with it.
+        GenerateError::NodeLost(_) | GenerateError::NodesLost { .. } => {
+            FailureCode::FailureNodeLost
+        }
         GenerateError::NoNode(_) => FailureCode::FailureNoNode,
         GenerateError::Deadline => FailureCode::FailureDeadline,
         GenerateError::Unsupported(_) => FailureCode::FailureUnsupported,
@@ -259,6 +265,7 @@ fn failure_from_frame(failure: frames::Failure) -> GenerateError {
         FailureCode::FailureNode | FailureCode::FailureUnspecified => {
             GenerateError::NodeFailed(failure.message)
         }
+        FailureCode::FailureNodeLost => GenerateError::NodeLost(failure.message),
         FailureCode::FailureNoNode => GenerateError::NoNode(failure.message),
         FailureCode::FailureDeadline => GenerateError::Deadline,
         FailureCode::FailureUnsupported => GenerateError::Unsupported(failure.message),
@@ -287,6 +294,7 @@ mod tests {
             logprobs: Some(3),
             deadline: None,
             cache_salt: Some("tenant".to_owned()),
+            retractable: false,
         }
     }
 
@@ -306,6 +314,7 @@ mod tests {
             GenerateError::TooLong { tokens: 9, limit: 8 },
             GenerateError::Busy { waiting: 3 },
             GenerateError::NodeFailed("x".into()),
+            GenerateError::NodeLost("x".into()),
             GenerateError::NoNode("x".into()),
             GenerateError::Deadline,
             GenerateError::Unsupported("x".into()),

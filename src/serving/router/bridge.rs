@@ -7,6 +7,7 @@
 //! again. Every node draws the same tokens, as the seed is always set. So a later try computes what the client has
 //! once more, is compared with it, and goes on behind it. Where it differs, because a runtime is not the same
 //! to the last bit in another batch, the stream ends with the failure: an answer is never sewn together from two.
+//! An answer that its client gets as a whole begins anew there instead, with all tokens of the later try.
 
 use tokio::sync::mpsc;
 
@@ -30,8 +31,14 @@ pub struct StreamBridge {
     failure: Option<GenerateError>,
     /// Why the try before this one failed.
     failed_before: Option<GenerateError>,
+    /// Whether the client gets nothing before the end.
+    retractable: bool,
     /// This try drew other tokens than the client has.
     diverges: bool,
+    /// Times that the answer began anew.
+    restarts: u64,
+    /// Tokens of this try that were compared: those with which the answer would begin anew.
+    compared: Vec<TokenEvent>,
     /// Prompt tokens that the prefill node had: the decode node does not know.
     cached_tokens: u32,
     /// Tokens of this try that were compared or sent.
@@ -45,14 +52,19 @@ pub struct StreamBridge {
 }
 
 impl StreamBridge {
-    /// A stream without tokens yet; `notes` say how the request is served.
+    /// A stream without tokens yet; `notes` say how the request is served, `retractable` whether nobody uses
+    /// the tokens before the end.
     pub fn new(
         events: mpsc::UnboundedSender<TokenEvent>,
         notes: Vec<(&'static str, String)>,
+        retractable: bool,
     ) -> Self {
         Self {
             events,
             notes,
+            retractable,
+            restarts: 0,
+            compared: Vec::new(),
             first_seen: false,
             ends_first: false,
             handed_over: false,
@@ -83,7 +95,8 @@ impl StreamBridge {
             let cached_tokens = frame.cached_tokens.unwrap_or_default();
             self.cached_tokens = cached_tokens;
             let notes = std::mem::take(&mut self.notes);
-            self.first.push((None, TokenEvent::Started(Started { cached_tokens, notes })));
+            let started = Started { cached_tokens, notes, anew: false };
+            self.first.push((None, TokenEvent::Started(started)));
         }
         for (position, event) in placed(frame) {
             match event {
@@ -114,9 +127,19 @@ impl StreamBridge {
         self.failure.get_or_insert(error);
     }
 
+    /// Replaces the failure, where more is known than how the last try failed.
+    pub(super) fn condemn(&mut self, error: GenerateError) {
+        self.failure = Some(error);
+    }
+
     /// Whether no other try can go on where the client is.
     pub fn diverges(&self) -> bool {
         self.diverges
+    }
+
+    /// Times that the answer began anew.
+    pub fn restarts(&self) -> u64 {
+        self.restarts
     }
 
     /// Whether nobody wants the stream any more.
@@ -126,9 +149,9 @@ impl StreamBridge {
 
     /// Forgets a try, but for what the client has of it.
     pub fn begin_again(&mut self, notes: Vec<(&'static str, String)>) {
-        let new = Self::new(self.events.clone(), notes);
-        let Self { failure, sent, .. } = std::mem::replace(self, new);
-        (self.failed_before, self.sent) = (failure, sent);
+        let new = Self::new(self.events.clone(), notes, self.retractable);
+        let Self { failure, sent, restarts, .. } = std::mem::replace(self, new);
+        (self.failed_before, self.sent, self.restarts) = (failure, sent, restarts);
     }
 
     /// Ends the stream with its failure.
@@ -172,14 +195,38 @@ impl StreamBridge {
             return self.emit(TokenEvent::Failed(GenerateError::NodeFailed(reason)));
         }
         match (&event, self.sent.get(due as usize)) {
-            (TokenEvent::Token { id, .. }, Some(sent)) if id == sent => false,
-            (TokenEvent::Token { .. } | TokenEvent::Finished { .. }, Some(_)) => self.diverge(),
+            (TokenEvent::Token { id, .. }, Some(sent)) if id == sent => {
+                if self.retractable {
+                    self.compared.push(event);
+                }
+                false
+            }
+            (TokenEvent::Token { .. } | TokenEvent::Finished { .. }, Some(_)) => {
+                if self.retractable { self.begin_anew(event) } else { self.diverge() }
+            }
             (TokenEvent::Token { id, .. }, None) => {
                 self.sent.push(*id);
                 self.emit(event)
             }
             _ => self.emit(event),
         }
+    }
+
+    /// Takes back what was sent, for what this try says instead, up to `event`.
+    fn begin_anew(&mut self, event: TokenEvent) -> bool {
+        self.restarts += 1;
+        self.sent.clear();
+        let cached_tokens = self.cached_tokens;
+        let anew = Started { cached_tokens, anew: true, ..Started::default() };
+        let mut again = vec![TokenEvent::Started(anew)];
+        again.append(&mut self.compared);
+        again.push(event);
+        again.into_iter().any(|event| {
+            if let TokenEvent::Token { id, .. } = event {
+                self.sent.push(id);
+            }
+            self.emit(event)
+        })
     }
 
     /// Ends a try that does not say what the client has: what failed is the one before it.
@@ -211,168 +258,4 @@ fn placed(frame: ResultFrame) -> impl Iterator<Item = (Option<u32>, TokenEvent)>
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::{FinishReason, Usage};
-    use crate::protocol::Phase;
-
-    fn token(phase: Phase, id: u32) -> ResultFrame {
-        ResultFrame::carrying(phase, TokenEvent::Token { id, logprob: None })
-    }
-
-    /// The decode node has the cache.
-    fn accepted() -> ResultFrame {
-        ResultFrame::carrying(Phase::Continuation, TokenEvent::Started(Started::default()))
-    }
-
-    fn failed(phase: Phase) -> ResultFrame {
-        let error = GenerateError::NodeFailed("it did".to_owned());
-        ResultFrame::carrying(phase, TokenEvent::Failed(error))
-    }
-
-    fn finish(phase: Phase, completion_tokens: u32) -> ResultFrame {
-        let usage = Usage { prompt_tokens: 1, completion_tokens, cached_tokens: 0 };
-        ResultFrame::carrying(phase, TokenEvent::Finished { reason: FinishReason::Length, usage })
-    }
-
-    fn ids(events: &mut mpsc::UnboundedReceiver<TokenEvent>) -> Vec<u32> {
-        std::iter::from_fn(|| events.try_recv().ok())
-            .filter_map(|e| if let TokenEvent::Token { id, .. } = e { Some(id) } else { None })
-            .collect()
-    }
-
-    #[test]
-    fn a_continuation_that_overtakes_the_first_token_waits_for_it() {
-        let (sender, mut events) = mpsc::unbounded_channel();
-        let mut bridge = StreamBridge::new(sender, vec![("decode", "d".into())]);
-        assert!(!bridge.submit_decode_token(token(Phase::Continuation, 2)));
-        assert!(!bridge.submit_decode_token(finish(Phase::Continuation, 2)));
-        assert!(events.try_recv().is_err());
-        assert!(bridge.submit_first_token(token(Phase::FirstToken, 1)));
-        assert!(
-            matches!(events.try_recv(), Ok(TokenEvent::Started(started)) if !started.notes.is_empty())
-        );
-        assert_eq!(ids(&mut events), [1, 2]);
-    }
-
-    #[test]
-    fn a_first_token_waits_until_the_decode_node_has_the_cache() {
-        let (sender, mut events) = mpsc::unbounded_channel();
-        let mut bridge = StreamBridge::new(sender, vec![]);
-        assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1).at(0)));
-        assert!(events.try_recv().is_err());
-        assert!(!bridge.submit_decode_token(accepted()));
-        assert_eq!(ids(&mut events), [1]);
-        assert!(bridge.is_handed_over());
-    }
-
-    #[test]
-    fn a_client_has_nothing_of_a_request_whose_handoff_fails() {
-        for phase in [Phase::FirstToken, Phase::Continuation] {
-            let (sender, mut events) = mpsc::unbounded_channel();
-            let mut bridge = StreamBridge::new(sender, vec![]);
-            assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1).at(0)));
-            let failed = failed(phase);
-            assert!(match phase {
-                Phase::FirstToken => bridge.submit_first_token(failed),
-                _ => bridge.submit_decode_token(failed),
-            });
-            assert!(events.try_recv().is_err() && bridge.failure().is_some(), "{phase:?}");
-            bridge.begin_again(vec![]);
-            assert!(!bridge.submit_first_token(token(Phase::FirstToken, 2).at(0)));
-            assert!(!bridge.submit_decode_token(accepted()));
-            assert_eq!(ids(&mut events), [2]);
-            bridge.fail(GenerateError::Deadline);
-            bridge.report();
-            assert!(matches!(events.try_recv(), Ok(TokenEvent::Failed(GenerateError::Deadline))));
-        }
-    }
-
-    /// A stream whose decode node fails after the tokens 1 and 2.
-    fn broken_off() -> (StreamBridge, mpsc::UnboundedReceiver<TokenEvent>) {
-        let (sender, mut events) = mpsc::unbounded_channel();
-        let mut bridge = StreamBridge::new(sender, vec![]);
-        assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1).at(0)));
-        assert!(!bridge.submit_decode_token(token(Phase::Continuation, 2).at(1)));
-        assert_eq!(ids(&mut events), [1, 2]);
-        assert!(bridge.submit_decode_token(failed(Phase::Continuation)));
-        assert!(events.try_recv().is_err(), "a failure is not told before there is no other try");
-        bridge.begin_again(vec![]);
-        (bridge, events)
-    }
-
-    #[test]
-    fn another_try_goes_on_where_the_client_is() {
-        let (mut bridge, mut events) = broken_off();
-        assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1).at(0)));
-        assert!(!bridge.submit_decode_token(token(Phase::Continuation, 2).at(1)));
-        assert!(!bridge.submit_decode_token(token(Phase::Continuation, 3).at(2)));
-        assert!(bridge.submit_decode_token(finish(Phase::Continuation, 3)));
-        assert_eq!(ids(&mut events), [3]);
-        assert!(bridge.failure().is_none());
-    }
-
-    #[test]
-    fn another_try_that_differs_is_the_end() {
-        let differing = [token(Phase::Continuation, 9).at(1), finish(Phase::Continuation, 1)];
-        for frame in differing {
-            let (mut bridge, mut events) = broken_off();
-            assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1).at(0)));
-            assert!(bridge.submit_decode_token(frame));
-            assert!(bridge.diverges());
-            assert_eq!(bridge.failure(), Some(&GenerateError::NodeFailed("it did".to_owned())));
-            assert!(ids(&mut events).is_empty());
-        }
-    }
-
-    #[test]
-    fn the_end_tells_what_the_prefill_node_had() {
-        let (sender, mut events) = mpsc::unbounded_channel();
-        let mut bridge = StreamBridge::new(sender, vec![]);
-        let mut first = token(Phase::FirstToken, 1);
-        first.cached_tokens = Some(48);
-        assert!(!bridge.submit_first_token(first));
-        assert!(!bridge.submit_decode_token(token(Phase::Continuation, 2)));
-        assert!(bridge.submit_decode_token(finish(Phase::Continuation, 2)));
-        let told: Vec<u32> = std::iter::from_fn(|| events.try_recv().ok())
-            .filter_map(|event| match event {
-                TokenEvent::Started(started) => Some(started.cached_tokens),
-                TokenEvent::Finished { usage, .. } => Some(usage.cached_tokens),
-                _ => None,
-            })
-            .collect();
-        assert_eq!(told, [48, 48]);
-    }
-
-    #[test]
-    fn a_request_of_one_token_ends_at_the_prefill_node() {
-        let (sender, mut events) = mpsc::unbounded_channel();
-        let mut bridge = StreamBridge::new(sender, vec![]);
-        assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1)));
-        assert!(bridge.submit_first_token(finish(Phase::FirstToken, 1)));
-        assert_eq!(ids(&mut events), [1]);
-        assert!(!bridge.is_handed_over());
-    }
-
-    #[test]
-    fn a_token_that_is_lost_or_doubled_on_the_way_is_an_error() {
-        let continuation = |id, position| token(Phase::Continuation, id).at(position);
-        let over = [
-            (vec![continuation(2, 1), continuation(4, 3)], vec![1, 2]),
-            (vec![continuation(2, 1), continuation(2, 1)], vec![1, 2]),
-            (vec![continuation(2, 1), finish(Phase::Continuation, 3)], vec![1, 2]),
-            (vec![token(Phase::Continuation, 2), finish(Phase::Continuation, 9)], vec![1, 2]),
-        ];
-        for (frames, sent) in over {
-            let (sender, mut events) = mpsc::unbounded_channel();
-            let mut bridge = StreamBridge::new(sender, vec![]);
-            assert!(!bridge.submit_first_token(token(Phase::FirstToken, 1).at(0)));
-            assert!(!bridge.submit_decode_token(accepted()));
-            let ends: Vec<bool> =
-                frames.into_iter().map(|frame| bridge.submit_decode_token(frame)).collect();
-            assert_eq!(ends, [false, true]);
-            assert!(bridge.failure().is_some());
-            assert_eq!(ids(&mut events), sent);
-        }
-    }
-}
+mod tests;

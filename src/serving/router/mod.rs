@@ -1,40 +1,39 @@
 //! The router's backend: picks a prefill and a decode node (`nodes`), sends the request, merges the results
 //! (`bridge`).
 //!
-//! A request whose nodes fail is tried again on other nodes (`ATTEMPTS_MAX`); each attempt is an epoch of the
-//! request, so that what an earlier one left on its way is told from it. What the client has already is
+//! A request whose nodes fail is tried again on other nodes (`route` says how often); each attempt is an epoch
+//! of the request, so that what an earlier one left on its way is told from it. What the client has already is
 //! compared, not sent again.
 
 mod affinity;
 mod bridge;
 mod health;
+mod metrics;
 mod nodes;
+mod route;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use blockwire::clock;
 use blockwire::endpoint::{Connection, Endpoint, Event, MessageError};
-use blockwire::session::PeerMessage;
+use blockwire::session::{PeerMessage, SessionEnd};
 use blockwire::transport::Address;
-use bytes::Bytes;
-use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
 pub use bridge::StreamBridge;
 
+use self::metrics::RouterMetrics;
 use self::nodes::{Nodes, Wanted};
+use self::route::{Losses, Route};
 use crate::backend::{
     Backend, GenerateError, GenerateFuture, GenerateRequest, Generation, ModelCard, Readiness,
 };
-use crate::coordinator::peers::{Change, Update, updates};
-use crate::protocol::{Phase, PrefillRequestFrame, ResultFrame, kind};
-
-/// Times that a request is tried.
-const ATTEMPTS_MAX: u32 = 3;
+use crate::coordinator::peers::{Change, Update, is_loss, updates};
+use crate::metrics::Metrics;
+use crate::protocol::{Phase, ResultFrame, kind};
 
 /// Picks nodes and bridges their results. A [`Backend`], so that the HTTP front is the single node's.
 #[derive(Clone, Debug)]
@@ -47,48 +46,24 @@ struct Inner {
     nodes: Nodes,
     /// In a fixed order, for simulations: whoever loses his node fails in this order.
     routes: Mutex<BTreeMap<Uuid, Route>>,
-}
-
-/// A request in flight.
-#[derive(Debug)]
-struct Route {
-    request: GenerateRequest,
-    /// Which attempt it is, from 1.
-    epoch: u32,
-    /// Nodes of earlier attempts.
-    tried: Vec<Uuid>,
-    bridge: StreamBridge,
-    prefill: Connection,
-    decode: Connection,
-}
-
-impl Route {
-    fn nodes(&self) -> [&Connection; 2] {
-        [&self.prefill, &self.decode]
-    }
-
-    /// What to ask the prefill node.
-    fn ask(&self, reply_to: Uuid) -> Bytes {
-        let decode = self.decode.peer().instance;
-        PrefillRequestFrame::new(&self.request, decode, reply_to).encode_to_vec().into()
-    }
-
-    /// Tells the nodes that the attempt is over. Those that are done with it, or gone, do not mind.
-    fn cancel(&self) {
-        for node in self.nodes() {
-            node.post(self.request.id, self.epoch, kind::CANCEL, Bytes::new());
-        }
-    }
-
-    fn uses(&self, instance: Uuid) -> bool {
-        self.prefill.peer().instance == instance || self.decode.peer().instance == instance
-    }
+    metrics: RouterMetrics,
 }
 
 impl RequestRouter {
     /// A router that is `instance` to its peers and serves `model`.
     pub fn new(instance: Uuid, model: ModelCard) -> Self {
-        Self(Arc::new(Inner { instance, model, nodes: Nodes::new(), routes: Mutex::default() }))
+        Self(Arc::new(Inner {
+            instance,
+            model,
+            nodes: Nodes::new(),
+            routes: Mutex::default(),
+            metrics: RouterMetrics::default(),
+        }))
+    }
+
+    /// Adds the router's own counters to what `metrics` shows.
+    pub fn register_metrics(&self, metrics: &Metrics) {
+        self.0.metrics.register(metrics);
     }
 
     /// Keeps the connections to all nodes and bridges their results, for as long as the future runs.
@@ -126,7 +101,7 @@ impl RequestRouter {
             Change::Event(event) => {
                 tracing::warn!(peer = update.connection.peer().name, ?event, "unexpected");
             }
-            Change::Down(end) => self.handle_loss(instance, &end.to_string()),
+            Change::Down(end) => self.handle_loss(instance, &end),
             Change::Up => {}
         }
     }
@@ -157,8 +132,13 @@ impl RequestRouter {
         };
         let ended = over.then(|| routes.remove(&id)).flatten();
         drop(routes);
-        if let Some(route) = ended {
+        if let Some(mut route) = ended {
             self.note_health(&route);
+            if let Some(GenerateError::NodeLost(_)) = route.bridge.failure() {
+                // It is the prefill node that says so: of the decode node.
+                let decode = route.decode.peer();
+                route.losses.note(decode.instance, &decode.name);
+            }
             self.settle(route);
         }
     }
@@ -169,25 +149,28 @@ impl RequestRouter {
             None => self.0.nodes.succeeded(route.nodes()),
             // These did not fail, but cannot go on where another one did.
             Some(_) if route.bridge.diverges() => {}
-            Some(GenerateError::NodeFailed(_)) => self.0.nodes.failed(route.nodes()),
+            Some(GenerateError::NodeFailed(_) | GenerateError::NodeLost(_)) => {
+                self.0.nodes.failed(route.nodes())
+            }
             Some(_) => {}
         }
     }
 
     /// A node is gone: every request that still needs it fails, and its other node is told.
-    fn handle_loss(&self, instance: Uuid, why: &str) {
+    fn handle_loss(&self, instance: Uuid, end: &SessionEnd) {
         self.0.nodes.forget(instance);
-        let lost = |route: &Route| {
-            let was_prefill = route.prefill.peer().instance == instance;
-            route.decode.peer().instance == instance
-                || (was_prefill && !route.bridge.is_handed_over())
-        };
-        let lost: Vec<_> = self.routes().extract_if(.., |_, route| lost(route)).collect();
+        let lost: Vec<_> = self.routes().extract_if(.., |_, route| route.needs(instance)).collect();
         for (_, mut route) in lost {
             let was_prefill = route.prefill.peer().instance == instance;
             let node = if was_prefill { &route.prefill } else { &route.decode };
-            let reason = format!("{} failed: {why}", node.peer().name);
-            route.bridge.fail(GenerateError::NodeFailed(reason));
+            let reason = format!("{} failed: {end}", node.peer().name);
+            let error = if is_loss(end) {
+                route.losses.note(instance, &node.peer().name);
+                GenerateError::NodeLost(reason)
+            } else {
+                GenerateError::NodeFailed(reason)
+            };
+            route.bridge.fail(error);
             self.settle(route);
         }
     }
@@ -198,10 +181,13 @@ impl RequestRouter {
         let mut failed = Some(failed);
         while let Some(mut route) = failed.take() {
             route.cancel();
-            let Some(error) = route.bridge.failure().cloned() else { return };
-            let Some((prefill, decode)) = self.others(&mut route, &error) else {
-                return route.bridge.report();
+            let Some(error) = route.bridge.failure().cloned() else {
+                return self.0.metrics.restarted(route.bridge.restarts());
             };
+            let Some((prefill, decode)) = self.others(&mut route, &error) else {
+                return route.report();
+            };
+            self.0.metrics.retried(&error);
             route.epoch += 1;
             let (id, epoch) = (route.request.id, route.epoch);
             tracing::warn!(request = %id, %error, attempt = epoch, "tried on other nodes");
@@ -222,10 +208,7 @@ impl RequestRouter {
 
     /// Nodes for another attempt, at least one of which the request did not have yet.
     fn others(&self, route: &mut Route, error: &GenerateError) -> Option<(Connection, Connection)> {
-        if route.bridge.diverges() || route.epoch == ATTEMPTS_MAX || !is_worth_another(error) {
-            return None;
-        }
-        if route.request.deadline.is_some_and(|deadline| deadline <= clock::now()) {
+        if !route.may_go_on(error) {
             return None;
         }
         let used = route.nodes().map(|node| node.peer().instance);
@@ -262,9 +245,10 @@ impl RequestRouter {
         let (prefill, decode) = self.pick(&request, &[])?;
         let (id, epoch) = (request.id, 1);
         let (events, receiver) = mpsc::unbounded_channel();
-        let bridge = StreamBridge::new(events, notes(&prefill, &decode, epoch));
-        let (to, tried) = (prefill.clone(), Vec::new());
-        let route = Route { request, epoch, tried, bridge, prefill, decode };
+        let bridge =
+            StreamBridge::new(events, notes(&prefill, &decode, epoch), request.retractable);
+        let (to, tried, losses) = (prefill.clone(), Vec::new(), Losses::default());
+        let route = Route { request, epoch, tried, losses, bridge, prefill, decode };
         let body = route.ask(self.0.instance);
         match self.routes().entry(id) {
             Entry::Occupied(_) => {
@@ -320,11 +304,6 @@ fn notes(prefill: &Connection, decode: &Connection, epoch: u32) -> Vec<(&'static
     let nodes = [("prefill-node", prefill), ("decode-node", decode)];
     let nodes = nodes.map(|(name, node)| (name, node.peer().name.clone()));
     nodes.into_iter().chain((epoch > 1).then(|| ("attempts", epoch.to_string()))).collect()
-}
-
-/// Whether a request that failed like this may do better on other nodes.
-fn is_worth_another(error: &GenerateError) -> bool {
-    !error.is_callers() && *error != GenerateError::Deadline
 }
 
 fn log_handoff(id: Uuid, frame: &ResultFrame) {

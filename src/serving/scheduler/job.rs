@@ -241,7 +241,7 @@ impl Job {
         let (Sink::Tokens(sender), Some(id)) = (&self.sink, self.output().last()) else { return };
         if self.output().len() == 1 {
             let cached_tokens = self.cached_tokens.unwrap_or_default();
-            let started = TokenEvent::Started(Started { cached_tokens, notes: vec![] });
+            let started = TokenEvent::Started(Started { cached_tokens, ..Started::default() });
             // A closed channel is noticed as a cancellation at the next step.
             let _ = sender.send(started);
         }

@@ -80,6 +80,7 @@ impl Client {
             logprobs: None,
             deadline,
             cache_salt: None,
+            retractable: false,
         };
         let deadline = deadline.filter(|_| gives_up(ask));
         match before(deadline, self.router.generate(request)).await {
@@ -151,7 +152,8 @@ impl Client {
             GenerateError::Deadline if gives_up(ask) => "failed: deadline",
             GenerateError::Deadline => "failed: deadline, say the nodes",
             GenerateError::Busy { .. } => "failed: busy",
-            GenerateError::NodeFailed(_) => "failed: node",
+            GenerateError::NodeFailed(_) | GenerateError::NodeLost(_) => "failed: node",
+            GenerateError::NodesLost { .. } => "failed: two nodes lost",
             GenerateError::NoNode(_) => "failed: no node",
             _ => "failed: other",
         });
@@ -159,7 +161,10 @@ impl Client {
         let caused = match error {
             GenerateError::Deadline => ask.deadline.is_some(),
             GenerateError::Busy { .. } => true,
-            GenerateError::NodeFailed(_) | GenerateError::NoNode(_) => !self.calm,
+            GenerateError::NodeFailed(_)
+            | GenerateError::NodeLost(_)
+            | GenerateError::NodesLost { .. }
+            | GenerateError::NoNode(_) => !self.calm,
             _ => false,
         };
         self.oracle.check(caused, || format!("{ask:?} failed: {error}"));

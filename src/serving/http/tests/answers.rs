@@ -240,3 +240,20 @@ async fn answers_carry_ids_and_the_route() {
     let (_, headers, _) = front.send(request(Some("a b"))).await;
     assert_eq!(headers["x-request-id"].len(), 36);
 }
+
+#[tokio::test]
+async fn an_answer_that_began_anew_has_nothing_of_what_came_before() {
+    // In the void: a character that is not whole, and the beginning of the stop string.
+    let front = Front::new(Scripted { void: "no \u{20ac}\u{fc} EN", ..Scripted::saying("yes") });
+    let body = json!({"prompt": "p", "logprobs": 0, "return_token_ids": true, "stop": " END"});
+    let answer = front.complete(body).await;
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["text"], "yes");
+    assert_eq!(choice["token_ids"], json!([121, 101, 115, EOS]));
+    assert_eq!(choice["logprobs"]["text_offset"], json!([0, 1, 2, 3]));
+    assert_eq!(answer["usage"]["completion_tokens"], 4);
+    let asked = front.backend.requests();
+    assert!(asked[0].retractable, "nobody reads along");
+    front.stream("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    assert!(!front.backend.requests()[1].retractable, "what was sent was sent");
+}

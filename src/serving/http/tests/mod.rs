@@ -33,6 +33,8 @@ const CONTEXT: usize = 64;
 /// Answers every prompt with `text` and then [`EOS`], as far as the budget goes.
 struct Scripted {
     text: String,
+    /// What it says first, and takes back.
+    void: &'static str,
     /// What to do instead, or after so many tokens.
     refuse: Option<GenerateError>,
     fail_after: Option<(usize, GenerateError)>,
@@ -47,6 +49,7 @@ impl Scripted {
     fn saying(text: &str) -> Self {
         Self {
             text: text.to_owned(),
+            void: "",
             refuse: None,
             fail_after: None,
             endless: false,
@@ -61,8 +64,14 @@ impl Scripted {
     }
 
     fn events(&self, request: &GenerateRequest) -> Vec<TokenEvent> {
-        let started = Started { cached_tokens: 2, notes: vec![("route", "single".to_owned())] };
+        let started =
+            Started { cached_tokens: 2, notes: vec![("route", "single".to_owned())], anew: false };
         let mut events = vec![TokenEvent::Started(started)];
+        if !self.void.is_empty() {
+            let void = self.void.bytes().map(u32::from);
+            events.extend(void.map(|id| TokenEvent::Token { id, logprob: None }));
+            events.push(TokenEvent::Started(Started { anew: true, ..Started::default() }));
+        }
         let ids = self.text.bytes().map(u32::from).chain([EOS]);
         let ids: Vec<u32> = ids.take(request.max_tokens as usize).collect();
         for (index, id) in ids.iter().enumerate() {

@@ -116,6 +116,8 @@ async fn every_error_of_a_backend_has_its_status() {
         (GenerateError::TooLong { tokens: 9, limit: 8 }, 413, "context_length_exceeded"),
         (GenerateError::Busy { waiting: 3 }, 429, "busy"),
         (GenerateError::NodeFailed(text("gone")), 502, "node_failed"),
+        (GenerateError::NodeLost(text("gone")), 502, "node_failed"),
+        (GenerateError::NodesLost { nodes: [text("a"), text("b")] }, 502, "nodes_lost"),
         (GenerateError::NoNode(text("none")), 503, "no_node"),
         (GenerateError::Deadline, 504, "deadline_exceeded"),
     ] {

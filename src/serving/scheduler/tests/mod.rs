@@ -238,6 +238,7 @@ fn request(prompt: Vec<u32>, max_tokens: u32) -> GenerateRequest {
         logprobs: None,
         deadline: None,
         cache_salt: None,
+        retractable: false,
     }
 }
 

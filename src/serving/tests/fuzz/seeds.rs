@@ -30,6 +30,7 @@ pub(crate) fn frames() -> Seeds {
         // Over, so that what is left is the same number each time: none.
         deadline: Some(clock::now() - Duration::from_secs(1)),
         cache_salt: None,
+        retractable: false,
     };
     let (decode, router) = (Uuid::from_u128(2), Uuid::from_u128(3));
     let logprob = Some(TokenLogprobs { logprob: -0.5, top: vec![(5, -0.5), (6, -2.0)] });

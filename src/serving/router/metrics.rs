@@ -1,0 +1,42 @@
+//! What Prometheus reads of the router's own decisions.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+
+use crate::backend::GenerateError;
+use crate::metrics::Metrics;
+
+type Reason = [(&'static str, &'static str); 1];
+
+/// Counters of a router. Cloning gives another handle to the same ones.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RouterMetrics {
+    retries: Family<Reason, Counter>,
+    restarts: Counter,
+}
+
+impl RouterMetrics {
+    pub(super) fn register(&self, metrics: &Metrics) {
+        let help = "Times that a request was tried on other nodes, by what failed";
+        metrics.register("request_retries", help, self.retries.clone());
+        let help = "Whole answers that began anew, since other nodes drew other tokens";
+        metrics.register("answers_restarted", help, self.restarts.clone());
+    }
+
+    /// A request is tried on other nodes.
+    pub(super) fn retried(&self, error: &GenerateError) {
+        let reason = match error {
+            GenerateError::NodeLost(_) => "node_lost",
+            GenerateError::NodeFailed(_) => "node_failed",
+            GenerateError::NoNode(_) => "no_node",
+            GenerateError::Busy { .. } => "busy",
+            _ => "other",
+        };
+        self.retries.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    /// A request is over whose answer began anew so often.
+    pub(super) fn restarted(&self, times: u64) {
+        self.restarts.inc_by(times);
+    }
+}
