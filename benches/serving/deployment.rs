@@ -1,5 +1,6 @@
 //! The processes that serve.
 
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -65,6 +66,7 @@ struct Node {
 impl Node {
     fn start(dir: &Path, model: &Path, threads: usize, role: &str, flags: &[&str]) -> Self {
         let threads = threads.to_string();
+        let log = dir.join(role).with_extension("log");
         let mut child = Command::new(env!("CARGO_BIN_EXE_blockwire"))
             .args(["serve", "--node-role", role, "--http", "127.0.0.1:0", "--kv-memory=384"])
             .args(["--threads", &threads, "--model"])
@@ -74,12 +76,15 @@ impl Node {
             .env("BLOCKWIRE_LOG", "error")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            .stderr(File::create(&log).expect("a file"))
             .spawn()
             .expect("blockwire starts");
         let mut ready = String::new();
         let stdout = child.stdout.take().expect("a pipe");
         BufReader::new(stdout).read_line(&mut ready).expect("a line");
-        assert!(ready.contains(" ready"), "{role} did not start: {ready}");
+        if !ready.contains(" ready") {
+            panic!("{role} did not start: {}", fs::read_to_string(&log).unwrap_or_default());
+        }
         Self { child, ready }
     }
 

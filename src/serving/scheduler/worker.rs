@@ -69,13 +69,18 @@ impl Worker {
     }
 
     /// Runs until it is told to stop. `rest` is awaited after every step.
-    pub(super) async fn run(mut self, mut rest: impl AsyncFnMut()) {
+    pub(super) async fn run(mut self, rest: impl AsyncFnMut()) {
+        self.serve(rest).await;
+        self.end().await;
+    }
+
+    async fn serve(&mut self, mut rest: impl AsyncFnMut()) {
         loop {
             while let Ok(command) = self.inbox.try_recv() {
                 self.take(command);
             }
             if self.stopping_at_once {
-                return self.fail_all();
+                return;
             }
             self.sweep(clock::now());
             self.bring_home();
@@ -164,11 +169,16 @@ impl Worker {
         job.fail(error);
     }
 
-    fn fail_all(mut self) {
+    /// Fails what is left, and what is being sent in this very moment: a queue that is merely dropped may
+    /// keep a request and its blocks for as long as there is a handle, and its caller would wait.
+    async fn end(mut self) {
+        self.inbox.close();
+        while let Some(command) = self.inbox.recv().await {
+            self.take(command);
+        }
         self.place = None;
         let jobs: Vec<Job> = self.running.drain(..).chain(self.waiting.drain(..)).collect();
         jobs.into_iter().for_each(|job| self.fail(job, stopped()));
-        // What was sent meanwhile ends with the channel, which its receiver shows as a failure.
         self.counters.waiting.store(0, Relaxed);
         self.publish();
     }

@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use blockwire::transport::{ConnectError, Listener, Transport, Violation};
@@ -25,6 +25,16 @@ pub(crate) fn stripe_greeting(
     bytes[16..32].copy_from_slice(instance.as_bytes());
     bytes[32..48].copy_from_slice(link.as_bytes());
     bytes
+}
+
+/// Takes a connection of a dialler and answers its greeting as this instance; which stripe it is.
+pub(crate) fn answer(acceptor: &TcpListener, instance: Uuid) -> (u16, TcpStream) {
+    let mut stream = acceptor.accept().unwrap().0;
+    let mut greeting = [0; GREETING_LEN];
+    stream.read_exact(&mut greeting).unwrap();
+    greeting[16..32].copy_from_slice(instance.as_bytes());
+    stream.write_all(&greeting).unwrap();
+    (u16::from_le_bytes([greeting[12], greeting[13]]), stream)
 }
 
 pub(crate) fn greet(listener: &dyn Listener, greeting: &[u8]) -> TcpStream {
@@ -172,19 +182,11 @@ fn waiting_stripes_count_as_half_open() {
 #[test]
 fn stripes_that_reach_different_processes_are_no_link() {
     run_local(async {
-        let acceptor = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let acceptor = TcpListener::bind("127.0.0.1:0").unwrap();
         let target = acceptor.local_addr().unwrap();
         let answering = tokio::task::spawn_blocking(move || {
-            let answer = |_| {
-                let mut stream = acceptor.accept().unwrap().0;
-                let mut theirs = [0; GREETING_LEN];
-                stream.read_exact(&mut theirs).unwrap();
-                // Each says that it is somebody else.
-                theirs[16..32].copy_from_slice(Uuid::new_v4().as_bytes());
-                stream.write_all(&theirs).unwrap();
-                stream
-            };
-            (0..2).map(answer).collect::<Vec<_>>()
+            // Each says that it is somebody else.
+            [(); 2].map(|()| answer(&acceptor, Uuid::new_v4()))
         });
         let transport = TcpTransport::new(TcpOptions::default());
         let address = format!("tcp://{target}?stripes=2").parse().unwrap();

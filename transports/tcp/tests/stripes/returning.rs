@@ -1,7 +1,7 @@
 //! Stripes that are lost and dialled again.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use blockwire::transport::{CloseReason, Listener, Transport, Violation};
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use crate::common::*;
-use crate::gathering::{greet, refused, stripe_greeting, violation};
+use crate::gathering::{answer, greet, refused, stripe_greeting, violation};
 use crate::hostile::{join, joined, lost, resume};
 use crate::proxy::Fate;
 use crate::{STRIPES, exchange, pools, run_local, through_proxy};
@@ -303,24 +303,22 @@ fn nobody_waits_at_the_door_for_ever() {
     });
 }
 
+/// Takes the two connections of a link: the first stripe, then the second.
+fn both(acceptor: &TcpListener, instance: Uuid) -> [TcpStream; 2] {
+    let mut streams = [(); 2].map(|()| answer(acceptor, instance));
+    streams.sort_by_key(|(stripe, _)| *stripe);
+    streams.map(|(_, stream)| stream)
+}
+
 #[test]
 fn a_peer_that_takes_no_stripe_is_not_pressed() {
     run_local(async {
-        let acceptor = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let acceptor = TcpListener::bind("127.0.0.1:0").unwrap();
         let target = acceptor.local_addr().unwrap();
         let instance = Uuid::new_v4();
-        let answer = move |acceptor: &std::net::TcpListener| {
-            let mut stream = acceptor.accept().unwrap().0;
-            let mut greeting = [0; GREETING_LEN];
-            stream.read_exact(&mut greeting).unwrap();
-            greeting[16..32].copy_from_slice(instance.as_bytes());
-            stream.write_all(&greeting).unwrap();
-            (u16::from_le_bytes([greeting[12], greeting[13]]), stream)
-        };
         let answering = tokio::task::spawn_blocking(move || {
-            let mut streams = [answer(&acceptor), answer(&acceptor)];
-            streams.sort_by_key(|(stripe, _)| *stripe);
-            (acceptor, streams.map(|(_, stream)| stream))
+            let streams = both(&acceptor, instance);
+            (acceptor, streams)
         });
         let mut options = eager(TcpOptions::default());
         options.greeting_timeout = Duration::from_millis(200);
@@ -332,7 +330,7 @@ fn a_peer_that_takes_no_stripe_is_not_pressed() {
         let listening = tokio::task::spawn_blocking(move || {
             let (mut late, mut frames) = (Vec::new(), Vec::new());
             for _ in 0..2 {
-                late.push(answer(&acceptor));
+                late.push(answer(&acceptor, instance));
                 // LOST of what was there before, then JOIN.
                 for _ in 0..2 {
                     let mut head = [0; HEADER_LEN];
@@ -357,25 +355,13 @@ fn a_peer_that_takes_no_stripe_is_not_pressed() {
 #[test]
 fn a_dialler_takes_no_stripe_that_it_did_not_dial() {
     run_local(async {
-        let acceptor = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let acceptor = TcpListener::bind("127.0.0.1:0").unwrap();
         let target = acceptor.local_addr().unwrap();
-        let answering = tokio::task::spawn_blocking(move || {
-            let answer = |_| {
-                let mut stream = acceptor.accept().unwrap().0;
-                let mut greeting = [0; GREETING_LEN];
-                stream.read_exact(&mut greeting).unwrap();
-                stream.write_all(&greeting).unwrap();
-                (u16::from_le_bytes([greeting[12], greeting[13]]), stream)
-            };
-            let mut streams: Vec<_> = (0..2).map(answer).collect();
-            streams.sort_by_key(|(stripe, _)| *stripe);
-            streams
-        });
+        let answering = tokio::task::spawn_blocking(move || both(&acceptor, Uuid::new_v4()));
         let address = format!("tcp://{target}?stripes=2").parse().unwrap();
         let link = TcpTransport::new(TcpOptions::default()).connect(&address).await.unwrap();
         let mut side = Side::new(link);
-        let mut streams = answering.await.unwrap();
-        let control = &mut streams[0].1;
+        let [mut control, _second] = answering.await.unwrap();
         control.write_all(&lost(1)).unwrap();
         control.write_all(&join(2, &[7; 32])).unwrap();
         until(&mut [&mut side], |sides| sides[0].closed().is_some()).await;
