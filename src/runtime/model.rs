@@ -12,7 +12,7 @@ use crate::files::ModelFingerprint;
 
 /// A loaded model.
 pub trait Model: Send {
-    /// Name of the family, `llama` or `qwen3`.
+    /// Name of the family, such as `llama`.
     fn family(&self) -> &str;
 
     /// Geometry of the cache, in blocks of `block_tokens` tokens.
@@ -34,7 +34,8 @@ pub trait Model: Send {
     /// want them.
     ///
     /// A sequence's rows must have ascending positions without gaps, and start at most at the
-    /// sequence's length; other sequences' rows may lie between them. A row attends to all positions
+    /// sequence's length; where the model [owns state](SequenceStateLayout::ModelOwned), exactly there, or
+    /// at 0. Other sequences' rows may lie between them. A row attends to all positions
     /// of its sequence up to its own. Afterwards the sequence's length is its last row's position
     /// plus one: what followed a rewritten token no longer counts.
     ///
@@ -53,7 +54,7 @@ pub trait Model: Send {
 pub enum SequenceStateLayout {
     /// All of it in pool blocks: they can be handed over and shared.
     PoolBacked,
-    /// In memory of the model's own.
+    /// Some of it as [`ModelState`](blockwire::pool::ModelState), which no block holds.
     ModelOwned {
         /// Names the form of that memory.
         family: String,
@@ -101,7 +102,7 @@ impl<'a> Batch<'a> {
 
 /// Hears how far a forward pass is. `()` ignores it.
 pub trait LayerHook {
-    /// The keys and values of this layer are in the cache, for all rows of the batch.
+    /// The keys and values of this layer of the pool are in the cache, for all rows of the batch.
     fn layer_written(&mut self, layer: usize);
 }
 
@@ -199,6 +200,18 @@ pub enum ForwardError {
         position: usize,
         /// The position that would follow.
         expected: usize,
+    },
+    /// What the model keeps of the sequence is of another length than the row's position.
+    #[error(
+        "row {row} is at position {position}, but the model's own state is after {state} tokens"
+    )]
+    StateElsewhere {
+        /// Index of the row.
+        row: usize,
+        /// Its position.
+        position: usize,
+        /// Tokens that the state has seen.
+        state: usize,
     },
     /// The pool holds another geometry than the model's.
     #[error("the model's cache is {model}, the pool's {pool}")]

@@ -11,6 +11,7 @@
 mod accounts;
 mod adopted;
 mod bad_input;
+mod byte_fallback;
 mod chaos;
 mod client;
 mod cluster;
@@ -21,6 +22,7 @@ mod going_on;
 mod halted;
 mod hostile;
 mod keyed;
+mod model_owned;
 mod models;
 mod node;
 mod openai;

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use blockwire_runtime::files::ModelFiles;
 use serde_json::{Value, json};
 
-use crate::wide;
+use crate::{byte_fallback, wide};
 
 /// Text from which prompts are cut.
 const TEXT: &str = include_str!("../../src/engine/manual/wire.md");
@@ -21,6 +21,10 @@ pub(crate) enum Model {
     Llama,
     /// A tiny qwen3: token ids only, context 512.
     Qwen3,
+    /// A tiny lfm2, whose state is not all in the pool: token ids only, context 512.
+    Lfm2,
+    /// The tiny llama with a tokenizer that falls back to bytes, and a chat template; context 512.
+    ByteFallback,
     /// A llama with a large cache: token ids only, context 1024.
     Wide,
 }
@@ -35,6 +39,8 @@ impl Model {
             Self::SmolLm2 => smollm2(),
             Self::Llama => fixture("llama"),
             Self::Qwen3 => fixture("qwen3"),
+            Self::Lfm2 => fixture("lfm2"),
+            Self::ByteFallback => byte_fallback::path(),
             Self::Wide => wide::path(),
         }
     }

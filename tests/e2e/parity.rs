@@ -48,7 +48,7 @@ pub(crate) fn single_node(setup: &Setup, flags: &[&str], bodies: &[Value]) -> Ve
 
 /// Asks every request, as a body and as a stream where `chosen` says so (length, drawn, stream), and
 /// compares with one process's answers.
-fn assert_parity(
+pub(crate) fn assert_parity(
     cluster: &Cluster,
     bodies: &[Value],
     expected: &[Completion],
@@ -77,7 +77,7 @@ fn assert_parity(
 }
 
 /// Every request, in both forms.
-fn all(_length: usize, _drawn: bool, _stream: bool) -> bool {
+pub(crate) fn all(_length: usize, _drawn: bool, _stream: bool) -> bool {
     true
 }
 

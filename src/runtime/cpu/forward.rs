@@ -4,11 +4,14 @@
 //! per layer   residual ─norm─> normal ─q,k,v─> heads ─rope─> cache ─hook─> attention ─> attended
 //!             attended ─output─> delta ─+─> residual ─norm─> normal ─gate,up─> gate ─down─> delta
 //! ```
+//! A layer may have a [`convolution`] in attention's place.
+//!
 //! Steps over rows are split among the threads by row, products by tiles of 16 output columns, and
 //! attention by (rows, KV head); no step is split in a way that changes the order of a sum.
 
 mod attention;
 mod cache;
+mod convolution;
 mod product;
 
 use super::{
@@ -21,7 +24,7 @@ use super::{
     plan::Plan,
     shared::SharedMut,
     threads::{Threads, share},
-    weights::{Layer, Weights},
+    weights::{Attention, Layer, Mixer, Weights},
     workspace::Workspace,
 };
 use crate::{files::ModelConfig, model::LayerHook};
@@ -51,14 +54,17 @@ impl Pass<'_> {
         }
         let weights = self.weights;
         self.workspace.delta.fill(0.0);
-        for (index, layer) in weights.layers.iter().enumerate() {
-            self.attention_half(index, layer, hook);
+        for layer in &weights.layers {
+            match &layer.mixer {
+                Mixer::Attention(attention) => self.attention_half(layer, attention, hook),
+                Mixer::Convolution(convolution) => self.convolution_half(layer, convolution),
+            }
             self.feed_forward_half(layer);
         }
         self.logits()
     }
 
-    fn attention_half(&mut self, index: usize, layer: &Layer, hook: &mut dyn LayerHook) {
+    fn attention_half(&mut self, layer: &Layer, attention: &Attention, hook: &mut dyn LayerHook) {
         let rows = self.plan.rows().len();
         let config = self.config;
         let queries = config.heads * config.head_dim;
@@ -66,34 +72,44 @@ impl Pass<'_> {
         let stride = queries + 2 * keys;
         self.add_and_normalise(
             &[],
-            &layer.attention_norm,
-            &[&layer.query, &layer.key, &layer.value],
+            &layer.mixer_norm,
+            &[&attention.query, &attention.key, &attention.value],
         );
         let Workspace { normal, quantised, heads, .. } = &mut *self.workspace;
         let cells = SharedMut::new(heads);
         let list = [
-            Product::new(&layer.query, &cells, stride, 0),
-            Product::new(&layer.key, &cells, stride, queries),
-            Product::new(&layer.value, &cells, stride, queries + keys),
+            Product::new(&attention.query, &cells, stride, 0),
+            Product::new(&attention.key, &cells, stride, queries),
+            Product::new(&attention.value, &cells, stride, queries + keys),
         ];
         products(self.threads, self.level, (normal, quantised), rows, &list);
-        self.write_cache(index, layer);
-        hook.layer_written(index);
-        self.attend(index);
-        if layer.output.is_quantised() {
-            let Workspace { attended, quantised, .. } = &mut *self.workspace;
+        self.write_cache(attention);
+        hook.layer_written(attention.kv_layer);
+        self.attend(attention.kv_layer);
+        self.mixed(&attention.output, queries);
+    }
+
+    /// Makes `delta` of rows of `attended`, of `width` numbers each.
+    fn mixed(&mut self, output: &Matrix, width: usize) {
+        let rows = self.plan.rows().len();
+        let Workspace { attended, quantised, delta, .. } = &mut *self.workspace;
+        let attended = &attended[..rows * width];
+        if output.is_quantised() {
             quantise(self.threads, self.level, attended, quantised, rows);
         }
-        let Workspace { attended, quantised, delta, .. } = &mut *self.workspace;
         let cells = SharedMut::new(delta);
-        let list = [Product::new(&layer.output, &cells, config.hidden, 0)];
+        let list = [Product::new(output, &cells, self.config.hidden, 0)];
         products(self.threads, self.level, (attended, quantised), rows, &list);
     }
 
     fn feed_forward_half(&mut self, layer: &Layer) {
         let rows = self.plan.rows().len();
         let &ModelConfig { hidden, ffn, .. } = self.config;
-        self.add_and_normalise(&layer.output_bias, &layer.ffn_norm, &[&layer.gate, &layer.up]);
+        self.add_and_normalise(
+            layer.mixer.output_bias(),
+            &layer.ffn_norm,
+            &[&layer.gate, &layer.up],
+        );
         let Workspace { normal, quantised, gate, up, delta, .. } = &mut *self.workspace;
         {
             let (gate, up) = (SharedMut::new(gate), SharedMut::new(up));

@@ -14,6 +14,7 @@ mod matrix;
 mod plan;
 mod rope;
 mod shared;
+mod state;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -26,11 +27,11 @@ use blockwire::pool::{Dtype, KvSpec};
 
 pub use self::kernels::{KERNELS_VARIABLE, KernelError, KernelLevel};
 use self::{
-    forward::Pass, kernels::Level, plan::Plan, threads::Threads, weights::Weights,
-    workspace::Workspace,
+    forward::Pass, kernels::Level, plan::Plan, state::StateShape, threads::Threads,
+    weights::Weights, workspace::Workspace,
 };
 use crate::{
-    files::{Family, LoadError, ModelConfig, ModelFiles, ModelFingerprint},
+    files::{LoadError, ModelConfig, ModelFiles, ModelFingerprint},
     model::{Batch, ForwardError, LayerHook, Logits, Model, SequenceStateLayout},
 };
 
@@ -171,10 +172,7 @@ impl CpuModel {
 
 impl Model for CpuModel {
     fn family(&self) -> &str {
-        match self.config.family {
-            Family::Llama => "llama",
-            Family::Qwen3 => "qwen3",
-        }
+        self.config.family.name()
     }
 
     fn kv_spec(&self, block_tokens: u32) -> KvSpec {
@@ -182,7 +180,10 @@ impl Model for CpuModel {
     }
 
     fn sequence_state_layout(&self) -> SequenceStateLayout {
-        SequenceStateLayout::PoolBacked
+        match self.config.convolution_taps {
+            0 => SequenceStateLayout::PoolBacked,
+            _ => SequenceStateLayout::ModelOwned { family: self.family().to_owned() },
+        }
     }
 
     fn vocab(&self) -> usize {
@@ -205,7 +206,8 @@ impl Model for CpuModel {
         let (config, kv_dtype) = (&self.config, self.kv_dtype);
         let group = config.heads / config.kv_heads;
         let spec = |block_tokens| kv_spec(config, kv_dtype, block_tokens);
-        let plan = Plan::new(batch, config.vocab, spec, group)?;
+        let shape = StateShape::new(config);
+        let plan = Plan::new(batch, config.vocab, spec, group, shape)?;
         let logits = Pass {
             config,
             weights: &self.weights,
@@ -216,6 +218,9 @@ impl Model for CpuModel {
         }
         .run(hook);
         plan::advance(batch);
+        if let Some(shape) = shape {
+            state::advance(batch, shape, &self.workspace.states);
+        }
         Ok(Logits::new(self.config.vocab, logits))
     }
 }
@@ -223,5 +228,5 @@ impl Model for CpuModel {
 /// Sizes fit: the files' loader bounds them.
 fn kv_spec(config: &ModelConfig, dtype: Dtype, block_tokens: u32) -> KvSpec {
     let (heads, head_dim) = (config.kv_heads as u32, config.head_dim as u32);
-    KvSpec::uniform(block_tokens, config.layers, heads, head_dim, dtype)
+    KvSpec::uniform(block_tokens, config.attention_layers(), heads, head_dim, dtype)
 }

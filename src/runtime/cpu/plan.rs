@@ -7,6 +7,7 @@
 
 use blockwire::pool::{AdoptedBlocks, BlockPool, KvSequence, KvSpec};
 
+use super::state::{self, StateShape};
 use crate::model::{Batch, ForwardError, Row};
 
 /// Queries that one piece of attention work handles: enough to pay for reading its keys and values.
@@ -19,6 +20,10 @@ pub(crate) struct Plan<'a> {
     sequences: Vec<&'a KvSequence>,
     rows: &'a [Row],
     runs: Vec<Run>,
+    /// For every row the one before it of its sequence; as many as rows.
+    previous: Vec<Option<usize>>,
+    /// For every sequence its last row.
+    last: Vec<Option<usize>>,
 }
 
 /// Consecutive rows at consecutive positions of one sequence.
@@ -38,15 +43,22 @@ impl<'a> Plan<'a> {
         vocab: usize,
         spec: impl Fn(u32) -> KvSpec,
         group: usize,
+        state: Option<StateShape>,
     ) -> Result<Self, ForwardError> {
         let pool = batch.sequences.first().map(|sequence| sequence.pool());
         if let Some(pool) = pool {
             check_pool(batch, pool, spec(pool.spec().block_tokens))?;
         }
         check_rows(batch, vocab)?;
+        let mut last = vec![None; batch.sequences.len()];
+        let rows = batch.rows.iter().enumerate();
+        let previous: Vec<_> = rows.map(|(row, at)| last[at.sequence].replace(row)).collect();
+        if let Some(shape) = state {
+            check_states(batch, &previous, shape)?;
+        }
         let sequences = batch.sequences.iter().map(|sequence| &**sequence).collect();
         let runs = runs(&batch.rows, (QUERIES / group).max(1));
-        Ok(Self { pool, sequences, rows: &batch.rows, runs })
+        Ok(Self { pool, sequences, rows: &batch.rows, runs, previous, last })
     }
 
     /// The pool; `None` only when there are no sequences, hence no rows.
@@ -67,6 +79,21 @@ impl<'a> Plan<'a> {
     /// The first blocks of a row's sequence, where they lie in a peer's pool.
     pub(crate) fn adopted(&self, row: usize) -> Option<&'a AdoptedBlocks> {
         self.sequences[self.rows[row].sequence].adopted()
+    }
+
+    /// A row's sequence.
+    pub(crate) fn sequence(&self, row: usize) -> &'a KvSequence {
+        self.sequences[self.rows[row].sequence]
+    }
+
+    /// The row before this one of its sequence; none where that lies in an earlier pass.
+    pub(crate) fn previous(&self, row: usize) -> Option<usize> {
+        self.previous[row]
+    }
+
+    /// For every sequence its last row; none where it has no row.
+    pub(crate) fn last_rows(&self) -> &[Option<usize>] {
+        &self.last
     }
 
     /// The pieces of attention work; together all rows, each once.
@@ -128,6 +155,23 @@ fn check_rows(batch: &Batch<'_>, vocab: usize) -> Result<(), ForwardError> {
             return Err(ForwardError::Gap { row, position, expected });
         }
         next[sequence] = Some(position + 1);
+    }
+    Ok(())
+}
+
+/// The model's own state cannot go back, but to the start.
+fn check_states(
+    batch: &Batch<'_>,
+    previous: &[Option<usize>],
+    shape: StateShape,
+) -> Result<(), ForwardError> {
+    let rows = batch.rows.iter().zip(previous).enumerate();
+    let firsts = rows.filter(|(_, (_, previous))| previous.is_none());
+    for (row, (&Row { sequence, position, .. }, _)) in firsts {
+        let state = state::of(batch.sequences[sequence], shape).map_or(0, |(len, _)| len);
+        if position != 0 && position != state {
+            return Err(ForwardError::StateElsewhere { row, position, state });
+        }
     }
     Ok(())
 }

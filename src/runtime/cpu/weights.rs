@@ -2,7 +2,7 @@
 
 use crate::{
     cpu::{CpuLoadError, Progress, matrix::Matrix},
-    files::{Family, ModelConfig, ModelFiles, WeightType},
+    files::{self, Family, ModelConfig, ModelFiles, WeightType},
 };
 
 /// All weights of a model.
@@ -18,7 +18,36 @@ pub(crate) struct Weights {
 /// Weights of one layer.
 #[derive(Debug)]
 pub(crate) struct Layer {
-    pub(crate) attention_norm: Vec<f32>,
+    pub(crate) mixer_norm: Vec<f32>,
+    pub(crate) mixer: Mixer,
+    pub(crate) ffn_norm: Vec<f32>,
+    pub(crate) gate: Matrix,
+    pub(crate) up: Matrix,
+    pub(crate) down: Matrix,
+}
+
+/// Weights of what lets the tokens of a sequence tell each other.
+#[derive(Debug)]
+pub(crate) enum Mixer {
+    Attention(Box<Attention>),
+    Convolution(Box<Convolution>),
+}
+
+impl Mixer {
+    /// Added to what the mixer gives; empty when it has none.
+    pub(crate) fn output_bias(&self) -> &[f32] {
+        match self {
+            Self::Attention(attention) => &attention.output_bias,
+            Self::Convolution(_) => &[],
+        }
+    }
+}
+
+/// Weights of an attention layer.
+#[derive(Debug)]
+pub(crate) struct Attention {
+    /// Which of the pool's layers has its keys and values.
+    pub(crate) kv_layer: usize,
     pub(crate) query: Matrix,
     pub(crate) key: Matrix,
     pub(crate) value: Matrix,
@@ -28,10 +57,18 @@ pub(crate) struct Layer {
     pub(crate) output: Matrix,
     /// Empty when the model has none.
     pub(crate) output_bias: Vec<f32>,
-    pub(crate) ffn_norm: Vec<f32>,
-    pub(crate) gate: Matrix,
-    pub(crate) up: Matrix,
-    pub(crate) down: Matrix,
+}
+
+/// Weights of a gated short convolution.
+#[derive(Debug)]
+pub(crate) struct Convolution {
+    /// Among the layers with a convolution.
+    pub(crate) index: usize,
+    /// `[gate in, gate out, value][hidden]`.
+    pub(crate) input: Matrix,
+    /// `[tap][hidden]`, the oldest token's first.
+    pub(crate) taps: Vec<f32>,
+    pub(crate) output: Matrix,
 }
 
 /// Norms of every single query and key head.
@@ -48,9 +85,9 @@ impl Weights {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, CpuLoadError> {
         let loader = Loader { files, config: files.config() };
-        let total = loader.config.layers + 1;
-        let mut layers = Vec::with_capacity(loader.config.layers);
-        for index in 0..loader.config.layers {
+        let total = loader.config.layers.len() + 1;
+        let mut layers = Vec::with_capacity(loader.config.layers.len());
+        for index in 0..loader.config.layers.len() {
             progress(Progress { done: index, total });
             layers.push(loader.layer(index)?);
         }
@@ -61,7 +98,7 @@ impl Weights {
             true => None,
             false => Some(loader.matrix("lm_head.weight", vocab, hidden)?),
         };
-        let norm = loader.vector("model.norm.weight", hidden)?;
+        let norm = loader.vector("model.norm.weight", &[hidden])?;
         progress(Progress { done: total, total });
         Ok(Self { embedding, layers, norm, head })
     }
@@ -80,33 +117,68 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn layer(&self, index: usize) -> Result<Layer, CpuLoadError> {
         let name = |part: &str| format!("model.layers.{index}.{part}");
-        let &ModelConfig { hidden, heads, kv_heads, head_dim, ffn, .. } = self.config;
-        let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
+        let &ModelConfig { hidden, ffn, .. } = self.config;
         let matrix = |part: &str, rows, cols| self.matrix(&name(part), rows, cols);
-        let vector = |part: &str, len| self.vector(&name(part), len);
+        let vector = |part: &str, len| self.vector(&name(part), &[len]);
         for part in ["gate_proj", "up_proj", "down_proj"] {
             self.refuse(name(&format!("mlp.{part}.bias")))?;
         }
-        let head_norms = match self.config.family {
-            Family::Qwen3 => Some(HeadNorms {
-                query: vector("self_attn.q_norm.weight", head_dim)?,
-                key: vector("self_attn.k_norm.weight", head_dim)?,
-            }),
-            Family::Llama => None,
+        // How many layers of its kind come before.
+        let kind = self.config.layers[index];
+        let ordinal = self.config.layers[..index].iter().filter(|mixer| **mixer == kind).count();
+        let mixer = match kind {
+            files::Mixer::Attention => Mixer::Attention(Box::new(self.attention(index, ordinal)?)),
+            files::Mixer::Convolution => {
+                Mixer::Convolution(Box::new(self.convolution(index, ordinal)?))
+            }
         };
         Ok(Layer {
-            attention_norm: vector("input_layernorm.weight", hidden)?,
-            query: matrix("self_attn.q_proj.weight", queries, hidden)?,
-            key: matrix("self_attn.k_proj.weight", keys, hidden)?,
-            value: matrix("self_attn.v_proj.weight", keys, hidden)?,
-            biases: self.biases(index, [("q", queries), ("k", keys), ("v", keys)])?,
-            head_norms,
-            output: matrix("self_attn.o_proj.weight", hidden, queries)?,
-            output_bias: self.biases(index, [("o", hidden)])?,
+            mixer_norm: vector("input_layernorm.weight", hidden)?,
+            mixer,
             ffn_norm: vector("post_attention_layernorm.weight", hidden)?,
             gate: matrix("mlp.gate_proj.weight", ffn, hidden)?,
             up: matrix("mlp.up_proj.weight", ffn, hidden)?,
             down: matrix("mlp.down_proj.weight", hidden, ffn)?,
+        })
+    }
+
+    fn attention(&self, index: usize, kv_layer: usize) -> Result<Attention, CpuLoadError> {
+        let name = |part: &str| format!("model.layers.{index}.self_attn.{part}.weight");
+        let &ModelConfig { hidden, heads, kv_heads, head_dim, .. } = self.config;
+        let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
+        let head_norms = match self.config.family {
+            Family::Llama => None,
+            Family::Qwen3 | Family::Lfm2 => Some(HeadNorms {
+                query: self.vector(&name("q_norm"), &[head_dim])?,
+                key: self.vector(&name("k_norm"), &[head_dim])?,
+            }),
+        };
+        Ok(Attention {
+            kv_layer,
+            query: self.matrix(&name("q_proj"), queries, hidden)?,
+            key: self.matrix(&name("k_proj"), keys, hidden)?,
+            value: self.matrix(&name("v_proj"), keys, hidden)?,
+            biases: self.biases(index, [("q", queries), ("k", keys), ("v", keys)])?,
+            head_norms,
+            output: self.matrix(&name("o_proj"), hidden, queries)?,
+            output_bias: self.biases(index, [("o", hidden)])?,
+        })
+    }
+
+    fn convolution(&self, layer: usize, index: usize) -> Result<Convolution, CpuLoadError> {
+        let name = |part: &str| format!("model.layers.{layer}.conv.{part}");
+        let &ModelConfig { hidden, convolution_taps: taps, .. } = self.config;
+        for part in ["in_proj", "conv", "out_proj"] {
+            self.refuse(name(&format!("{part}.bias")))?;
+        }
+        // Stored `[hidden][tap]`.
+        let stored = self.vector(&name("conv.weight"), &[hidden, 1, taps])?;
+        let tap = |tap: usize| stored.iter().skip(tap).step_by(taps).copied();
+        Ok(Convolution {
+            index,
+            input: self.matrix(&name("in_proj.weight"), 3 * hidden, hidden)?,
+            taps: (0..taps).flat_map(tap).collect(),
+            output: self.matrix(&name("out_proj.weight"), hidden, hidden)?,
         })
     }
 
@@ -118,12 +190,13 @@ impl Loader<'_> {
         Ok(Matrix::new(tensor.ty, rows, cols, tensor.bytes))
     }
 
-    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, CpuLoadError> {
+    fn vector(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, CpuLoadError> {
         let tensor = self.files.tensor(name)?;
         let plain = matches!(tensor.ty, WeightType::F32 | WeightType::F16 | WeightType::Bf16);
-        if tensor.shape != [len] || !plain {
+        if tensor.shape != shape || !plain {
             return Err(CpuLoadError::Shape { name: name.to_owned(), shape: tensor.shape });
         }
+        let len = shape.iter().product();
         let mut values = vec![0.0; len];
         Matrix::new(tensor.ty, 1, len, tensor.bytes).row(0, &mut values);
         Ok(values)
@@ -142,7 +215,7 @@ impl Loader<'_> {
         }
         for (part, len) in parts {
             match self.files.has(&name(part)) {
-                true => biases.extend(self.vector(&name(part), len)?),
+                true => biases.extend(self.vector(&name(part), &[len])?),
                 false => biases.resize(biases.len() + len, 0.0),
             }
         }

@@ -15,9 +15,9 @@ pub(crate) struct Workspace {
     pub(crate) normal: Vec<f32>,
     /// `[row][hidden]`: what a half layer adds to the residual stream.
     pub(crate) delta: Vec<f32>,
-    /// `[row][queries, keys, values]`.
+    /// `[row][queries, keys, values]`, or `[row][gate, gate, value]` of a convolution.
     pub(crate) heads: Vec<f32>,
-    /// `[row][queries]`.
+    /// `[row][queries]`, or `[row][hidden]` of a convolution.
     pub(crate) attended: Vec<f32>,
     /// `[row][ffn]`.
     pub(crate) gate: Vec<f32>,
@@ -26,6 +26,8 @@ pub(crate) struct Workspace {
     /// The input of the next product, quantised.
     pub(crate) quantised: QuantisedRows,
     pub(crate) rotations: Rotations,
+    /// `[sequence][layer][tap][hidden]`: the states that convolutions leave behind.
+    pub(crate) states: Vec<f32>,
     /// One per thread.
     pub(crate) attention: Vec<Scratch>,
 }
@@ -38,8 +40,9 @@ impl Workspace {
         self.residual.resize(rows * config.hidden, 0.0);
         self.normal.resize(rows * config.hidden, 0.0);
         self.delta.resize(rows * config.hidden, 0.0);
-        self.heads.resize(rows * (queries + 2 * keys), 0.0);
-        self.attended.resize(rows * queries, 0.0);
+        let mixed = if config.convolution_taps == 0 { 0 } else { config.hidden };
+        self.heads.resize(rows * (queries + 2 * keys).max(3 * mixed), 0.0);
+        self.attended.resize(rows * queries.max(mixed), 0.0);
         self.gate.resize(rows * config.ffn, 0.0);
         self.up.resize(rows * config.ffn, 0.0);
         self.attention.resize_with(threads, Scratch::default);

@@ -13,6 +13,46 @@ pub enum Family {
     Llama,
     /// Llama's layer with an RMS norm over each query and key head before the rotation.
     Qwen3,
+    /// Qwen3's layer between others that have a gated short convolution in attention's place.
+    Lfm2,
+}
+
+impl Family {
+    /// Its name in checkpoints.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen3 => "qwen3",
+            Self::Lfm2 => "lfm2",
+        }
+    }
+}
+
+/// How a layer lets the tokens of a sequence tell each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mixer {
+    /// Attention to the token and all before it.
+    Attention,
+    /// A convolution over the token and few before it, between two gates.
+    Convolution,
+}
+
+/// More layers than any model has.
+const LAYERS_MAX: usize = 1 << 12;
+
+/// More tokens than any convolution spans.
+const TAPS_MAX: usize = 64;
+
+/// Attention in each of `count` layers.
+///
+/// # Errors
+/// When no model has so many.
+pub(super) fn all_attention(path: &Path, count: usize) -> Result<Vec<Mixer>, LoadError> {
+    match count {
+        1..=LAYERS_MAX => Ok(vec![Mixer::Attention; count]),
+        _ => Err(impossible(path, "layers", count)),
+    }
 }
 
 /// What the files say about a model. Every number has been checked: none is zero, and none is
@@ -23,8 +63,10 @@ pub struct ModelConfig {
     pub family: Family,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Number of layers.
-    pub layers: usize,
+    /// How each layer mixes tokens, in order.
+    pub layers: Vec<Mixer>,
+    /// Tokens that a convolution spans, the current one included; none where no layer has one.
+    pub convolution_taps: usize,
     /// Query heads; a multiple of [`kv_heads`](Self::kv_heads).
     pub heads: usize,
     /// Key and value heads.
@@ -109,7 +151,7 @@ impl ModelConfig {
         };
         let bounds: [Bound; 8] = [
             ("hidden size", self.hidden, 1 << 20),
-            ("layers", self.layers, 1 << 12),
+            ("layers", self.layers.len(), LAYERS_MAX),
             ("attention heads", self.heads, 1 << 12),
             ("key and value heads", self.kv_heads, 1 << 12),
             ("head size", self.head_dim, 1 << 12),
@@ -119,8 +161,16 @@ impl ModelConfig {
         ];
         for (key, value, limit) in bounds {
             if value == 0 || value > limit {
-                return Err(invalid(key, "a number that a model can have", value.to_string()));
+                return Err(impossible(path, key, value));
             }
+        }
+        // Sequences are counted by the blocks of their caches.
+        if self.attention_layers() == 0 {
+            return Err(impossible(path, "attention layers", 0));
+        }
+        let convolves = self.layers.contains(&Mixer::Convolution);
+        if convolves != (2..=TAPS_MAX).contains(&self.convolution_taps) {
+            return Err(impossible(path, "convolution length", self.convolution_taps));
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
             let found = format!("{} and {}", self.heads, self.kv_heads);
@@ -147,9 +197,9 @@ impl ModelConfig {
         if !self.tied_head {
             required.push(("lm_head.weight".to_owned(), vec![self.vocab, self.hidden]));
         }
-        for layer in 0..self.layers {
+        for (layer, mixer) in self.layers.iter().enumerate() {
             let named = |(part, shape)| (format!("model.layers.{layer}.{part}.weight"), shape);
-            required.extend(self.layer_tensors().into_iter().map(named));
+            required.extend(self.layer_tensors(*mixer).into_iter().map(named));
         }
         required
     }
@@ -157,8 +207,8 @@ impl ModelConfig {
     /// Canonical names and shapes of the tensors that may exist: the projections' biases.
     pub(super) fn optional_tensors(&self) -> Vec<(String, Vec<usize>)> {
         let mut optional = Vec::new();
-        for layer in 0..self.layers {
-            for (part, shape) in self.layer_tensors() {
+        for (layer, mixer) in self.layers.iter().enumerate() {
+            for (part, shape) in self.layer_tensors(*mixer) {
                 if part.ends_with("_proj") {
                     optional.push((format!("model.layers.{layer}.{part}.bias"), vec![shape[0]]));
                 }
@@ -167,25 +217,54 @@ impl ModelConfig {
         optional
     }
 
-    fn layer_tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+    /// Layers whose keys and values are cached.
+    pub fn attention_layers(&self) -> usize {
+        self.layers.iter().filter(|mixer| **mixer == Mixer::Attention).count()
+    }
+
+    fn layer_tensors(&self, mixer: Mixer) -> Vec<(&'static str, Vec<usize>)> {
         let (hidden, ffn) = (self.hidden, self.ffn);
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        let mut tensors = vec![
+        let mut tensors = match mixer {
+            Mixer::Attention => self.attention_tensors(),
+            Mixer::Convolution => vec![
+                ("conv.in_proj", vec![3 * hidden, hidden]),
+                ("conv.conv", vec![hidden, 1, self.convolution_taps]),
+                ("conv.out_proj", vec![hidden, hidden]),
+            ],
+        };
+        tensors.extend([
             ("input_layernorm", vec![hidden]),
             ("post_attention_layernorm", vec![hidden]),
+            ("mlp.gate_proj", vec![ffn, hidden]),
+            ("mlp.up_proj", vec![ffn, hidden]),
+            ("mlp.down_proj", vec![hidden, ffn]),
+        ]);
+        tensors
+    }
+
+    fn attention_tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+        let hidden = self.hidden;
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let mut tensors = vec![
             ("self_attn.q_proj", vec![q, hidden]),
             ("self_attn.k_proj", vec![kv, hidden]),
             ("self_attn.v_proj", vec![kv, hidden]),
             ("self_attn.o_proj", vec![hidden, q]),
-            ("mlp.gate_proj", vec![ffn, hidden]),
-            ("mlp.up_proj", vec![ffn, hidden]),
-            ("mlp.down_proj", vec![hidden, ffn]),
         ];
-        if self.family == Family::Qwen3 {
+        if self.family != Family::Llama {
             tensors.push(("self_attn.q_norm", vec![self.head_dim]));
             tensors.push(("self_attn.k_norm", vec![self.head_dim]));
         }
         tensors
+    }
+}
+
+fn impossible(path: &Path, key: &str, found: usize) -> LoadError {
+    LoadError::InvalidSetting {
+        path: path.to_owned(),
+        key: key.to_owned(),
+        expected: "a number that a model can have",
+        found: found.to_string(),
     }
 }
 

@@ -126,12 +126,14 @@ pub enum LoadError {
         found: Vec<usize>,
     },
     /// The model is of a family that this runtime does not compute.
-    #[error("{}: model family `{family}` is not supported; supported are llama and qwen3", path.display())]
+    #[error("{}: model family `{family}` is not supported in this format; supported are {supported}", path.display())]
     UnsupportedFamily {
         /// The file.
         path: PathBuf,
         /// The family's name in the file.
         family: String,
+        /// Those that are.
+        supported: &'static str,
     },
     /// The family is supported, but not in this variation.
     #[error("{}: `{feature}` = {found} is not supported; expected {expected}", path.display())]

@@ -72,6 +72,7 @@ fn add_config(hash: &mut Sha256, config: &ModelConfig) {
         family,
         hidden,
         layers,
+        convolution_taps,
         heads,
         kv_heads,
         head_dim,
@@ -87,7 +88,8 @@ fn add_config(hash: &mut Sha256, config: &ModelConfig) {
         eos,
     } = config;
     add_text(hash, &format!("{family:?}"));
-    let sizes = [hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context];
+    add_text(hash, &format!("{layers:?}"));
+    let sizes = [hidden, convolution_taps, heads, kv_heads, head_dim, ffn, vocab, context];
     add_numbers(hash, sizes.into_iter().map(|n| *n as u64));
     hash.update(norm_eps.to_le_bytes());
     for frequency in rope_inverse_frequencies {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     LoadError,
-    config::{Family, ModelConfig, RopeScaling},
+    config::{Family, ModelConfig, RopeScaling, all_attention},
     gguf::{Gguf, Value},
     weight::{Entry, WeightType},
 };
@@ -44,7 +44,8 @@ pub(super) fn convert(
     let mut config = ModelConfig {
         family: reader.family,
         hidden,
-        layers: reader.size("block_count")?,
+        layers: all_attention(file.path(), reader.size("block_count")?)?,
+        convolution_taps: 0,
         heads,
         kv_heads: reader.optional("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
@@ -123,7 +124,8 @@ impl<'a> Reader<'a> {
             "qwen3" => Family::Qwen3,
             other => {
                 let (path, family) = (file.path().to_owned(), other.to_owned());
-                return Err(LoadError::UnsupportedFamily { path, family });
+                let supported = "llama and qwen3";
+                return Err(LoadError::UnsupportedFamily { path, family, supported });
             }
         };
         Ok(Self { file, architecture, family })

@@ -1,5 +1,7 @@
 //! `config.json` and its companions, as transformers writes them (version 5 and older).
 
+mod lfm2;
+
 use std::path::Path;
 
 use serde::Deserialize;
@@ -7,8 +9,9 @@ use serde_json::Value;
 
 use super::{
     LoadError,
-    config::{Family, ModelConfig, RopeScaling},
+    config::{Family, ModelConfig, RopeScaling, all_attention},
 };
+use lfm2::Lfm2;
 
 /// The fields that we read; older and newer names side by side.
 #[derive(Debug, Deserialize)]
@@ -36,6 +39,8 @@ pub(super) struct HfConfig {
     rope_theta: Option<f64>,
     #[serde(rename = "_name_or_path")]
     name: Option<String>,
+    #[serde(flatten)]
+    lfm2: Lfm2,
 }
 
 #[derive(Debug, Deserialize)]
@@ -79,7 +84,8 @@ impl HfConfig {
         let mut config = ModelConfig {
             family,
             hidden: self.hidden_size,
-            layers: self.num_hidden_layers,
+            layers: all_attention(path, self.num_hidden_layers)?,
+            convolution_taps: 0,
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
             head_dim,
@@ -88,14 +94,17 @@ impl HfConfig {
             norm_eps: self.rms_norm_eps.unwrap_or(1e-6) as f32,
             rope_inverse_frequencies: Vec::new(),
             rope_interleaved: false,
-            tied_head: self.tie_word_embeddings.unwrap_or(false),
+            tied_head: self.tie_word_embeddings.unwrap_or(family == Family::Lfm2),
             context: self.max_position_embeddings.unwrap_or(2048),
             bos: self.bos_token_id.as_ref().and_then(|v| token_ids(v).first().copied()),
             add_bos,
             eos: self.ends(generation),
         };
+        if family == Family::Lfm2 {
+            self.lfm2.adjust(path, &mut config)?;
+        }
         config.validate(path)?;
-        let (theta, scaling) = self.rope(path)?;
+        let (theta, scaling) = self.rope(path, family)?;
         config.rope_inverse_frequencies = scaling.inverse_frequencies(theta, head_dim);
         config.validate(path)?;
         Ok(config)
@@ -105,9 +114,11 @@ impl HfConfig {
         match self.model_type.as_str() {
             "llama" => Ok(Family::Llama),
             "qwen3" => Ok(Family::Qwen3),
+            "lfm2" => Ok(Family::Lfm2),
             other => Err(LoadError::UnsupportedFamily {
                 path: path.to_owned(),
                 family: other.to_owned(),
+                supported: "llama, qwen3 and lfm2",
             }),
         }
     }
@@ -140,10 +151,11 @@ impl HfConfig {
     }
 
     /// The rotation's base and its scaling.
-    fn rope(&self, path: &Path) -> Result<(f64, RopeScaling), LoadError> {
+    fn rope(&self, path: &Path, family: Family) -> Result<(f64, RopeScaling), LoadError> {
         let rope = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
-        // 10,000 is the default of the rotary embedding paper and of transformers.
-        let theta = rope.and_then(|r| r.rope_theta).or(self.rope_theta).unwrap_or(10_000.0);
+        // 10,000 is the default of the rotary embedding paper; both are those of transformers.
+        let default = if family == Family::Lfm2 { 1e6 } else { 10_000.0 };
+        let theta = rope.and_then(|r| r.rope_theta).or(self.rope_theta).unwrap_or(default);
         let Some(rope) = rope else { return Ok((theta, RopeScaling::None)) };
         let need = |value: Option<f64>, key: &str| {
             let found = value.filter(|x| x.is_finite() && *x > 0.0);

@@ -2,7 +2,7 @@
 //!
 //! [`ModelFiles::open`] maps the weights into memory, reads the configuration into a
 //! [`ModelConfig`] and checks that every tensor the family needs is there, whole, and of the
-//! right shape. Tensors go by their Hugging Face names in both formats:
+//! right shape. Tensors go by the names that Llama has at Hugging Face, whatever the format:
 //!
 //! ```text
 //! model.embed_tokens.weight    [vocab, hidden]          model.norm.weight  [hidden]
@@ -12,7 +12,10 @@
 //! model.layers.{i}.self_attn.q_proj.weight              [heads * head_dim, hidden]
 //! model.layers.{i}.self_attn.{k,v}_proj.weight          [kv_heads * head_dim, hidden]
 //! model.layers.{i}.self_attn.o_proj.weight              [hidden, heads * head_dim]
-//! model.layers.{i}.self_attn.{q,k}_norm.weight          [head_dim], Qwen3 only
+//! model.layers.{i}.self_attn.{q,k}_norm.weight          [head_dim], not Llama
+//! model.layers.{i}.conv.in_proj.weight                  [3 * hidden, hidden], in a layer of LFM2
+//! model.layers.{i}.conv.conv.weight                     [hidden, 1, taps]     that has no self_attn
+//! model.layers.{i}.conv.out_proj.weight                 [hidden, hidden]
 //! model.layers.{i}.mlp.{gate,up}_proj.weight            [ffn, hidden]
 //! model.layers.{i}.mlp.down_proj.weight                 [hidden, ffn]
 //! ```
@@ -42,7 +45,7 @@ use std::{
     sync::OnceLock,
 };
 
-pub use config::{Family, ModelConfig};
+pub use config::{Family, Mixer, ModelConfig};
 pub use error::LoadError;
 pub use fingerprint::ModelFingerprint;
 pub use weight::{Tensor, WeightType};
@@ -206,13 +209,18 @@ impl ModelFiles {
             safetensors::parse(shard, map.bytes(), file, &mut entries)?;
             maps.push(map);
         }
+        let config = folder.config()?;
+        if config.family == Family::Lfm2 {
+            let canonical = |(name, entry): (String, _)| (names::canonical_lfm2(&name), entry);
+            entries = entries.into_iter().map(canonical).collect();
+        }
         let full = path.canonicalize().map_err(|e| map::io_error(path, e))?;
         Ok(Self {
             path: path.to_owned(),
             id: full.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             maps,
             entries,
-            config: folder.config()?,
+            config,
             source: Source::Folder(Box::new(folder)),
             fingerprint: OnceLock::new(),
         })

@@ -21,6 +21,28 @@ pub(super) fn canonical(gguf: &str) -> String {
     format!("model.layers.{index}.{part}.{kind}")
 }
 
+/// The canonical name of a tensor of an LFM2 checkpoint in Hugging Face form, or the name unchanged.
+pub(super) fn canonical_lfm2(name: &str) -> String {
+    let Some((stem, kind)) = name.rsplit_once('.') else { return name.to_owned() };
+    if stem == "model.embedding_norm" {
+        return format!("model.norm.{kind}");
+    }
+    let layer = stem.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+    let Some((index, part)) = layer else { return name.to_owned() };
+    let part = match part {
+        "operator_norm" => "input_layernorm",
+        "ffn_norm" => "post_attention_layernorm",
+        "self_attn.out_proj" => "self_attn.o_proj",
+        "self_attn.q_layernorm" => "self_attn.q_norm",
+        "self_attn.k_layernorm" => "self_attn.k_norm",
+        "feed_forward.w1" => "mlp.gate_proj",
+        "feed_forward.w2" => "mlp.down_proj",
+        "feed_forward.w3" => "mlp.up_proj",
+        other => other,
+    };
+    format!("model.layers.{index}.{part}.{kind}")
+}
+
 fn layer_part(gguf: &str) -> Option<&'static str> {
     Some(match gguf {
         "attn_norm" => "input_layernorm",
@@ -54,6 +76,20 @@ mod tests {
             ("odd", "odd"),
         ] {
             assert_eq!(canonical(gguf), ours);
+        }
+    }
+
+    #[test]
+    fn lfm2_names_become_canonical() {
+        for (theirs, ours) in [
+            ("model.embed_tokens.weight", "model.embed_tokens.weight"),
+            ("model.embedding_norm.weight", "model.norm.weight"),
+            ("model.layers.3.operator_norm.weight", "model.layers.3.input_layernorm.weight"),
+            ("model.layers.0.feed_forward.w2.weight", "model.layers.0.mlp.down_proj.weight"),
+            ("model.layers.0.conv.in_proj.weight", "model.layers.0.conv.in_proj.weight"),
+            ("odd", "odd"),
+        ] {
+            assert_eq!(canonical_lfm2(theirs), ours);
         }
     }
 }

@@ -41,7 +41,7 @@ fn llama_fixture() {
     let files = ModelFiles::open(fixture("llama")).unwrap();
     let config = files.config();
     assert_eq!(config.family, Family::Llama);
-    assert_eq!((config.hidden, config.layers, config.vocab), (128, 4, 512));
+    assert_eq!((config.hidden, config.layers.len(), config.vocab), (128, 4, 512));
     assert_eq!((config.heads, config.kv_heads, config.head_dim), (8, 2, 16));
     assert_eq!((config.ffn, config.context, config.norm_eps), (256, 512, 1e-5));
     assert!(!config.tied_head && !config.rope_interleaved && !config.add_bos);
@@ -66,10 +66,32 @@ fn qwen3_fixture() {
 }
 
 #[test]
+fn lfm2_fixture() {
+    let files = ModelFiles::open(fixture("lfm2")).unwrap();
+    let config = files.config();
+    assert_eq!(
+        (config.family, config.layers.len(), config.attention_layers()),
+        (Family::Lfm2, 6, 2)
+    );
+    assert_eq!((config.convolution_taps, config.ffn, config.norm_eps), (3, 256, 1e-5));
+    assert!(config.tied_head && files.has("model.norm.weight"));
+    let name = "model.layers.0.conv.conv.weight";
+    assert_eq!(files.tensor(name).unwrap().shape, [128, 1, 3]);
+    assert!(!files.has("model.layers.0.self_attn.q_proj.weight"));
+    let folder = copy_fixture("lfm2");
+    edit_config(&folder, r#""conv_L_cache": 3"#, r#""conv_L_cache": 4"#);
+    let error = ModelFiles::open(folder.path()).unwrap_err();
+    assert!(
+        matches!(&error, LoadError::WrongShape { name: wrong, .. } if wrong == name),
+        "{error}"
+    );
+}
+
+#[test]
 fn default_model_is_read() {
     let files = ModelFiles::open(default_model()).unwrap();
     let config = files.config();
-    assert_eq!((config.hidden, config.layers, config.vocab), (576, 30, 49152));
+    assert_eq!((config.hidden, config.layers.len(), config.vocab), (576, 30, 49152));
     assert_eq!((config.heads, config.kv_heads, config.head_dim), (9, 3, 64));
     assert!(config.rope_interleaved && config.tied_head && !config.add_bos);
     assert_eq!((config.bos, &config.eos[..]), (Some(1), &[0, 2][..]));

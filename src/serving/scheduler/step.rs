@@ -185,7 +185,8 @@ fn refused_row(error: &ForwardError) -> Option<usize> {
         ForwardError::NoSuchToken { row, .. }
         | ForwardError::BeyondCapacity { row, .. }
         | ForwardError::Sealed { row, .. }
-        | ForwardError::Gap { row, .. } => Some(*row),
+        | ForwardError::Gap { row, .. }
+        | ForwardError::StateElsewhere { row, .. } => Some(*row),
         _ => None,
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn is_sealed(sequence: &KvSequence) -> bool {
 /// may be reading the old one.
 ///
 /// Gives none when the blocks do not fit together, which only a foreign `block` can cause.
-pub(super) fn copy(sequence: KvSequence, block: ReservedBlock) -> Option<KvSequence> {
+pub(super) fn copy(mut sequence: KvSequence, block: ReservedBlock) -> Option<KvSequence> {
     let pool = sequence.pool().clone();
     let block_tokens = pool.spec().block_tokens;
     let full = sequence.len() / block_tokens as usize;
@@ -29,5 +29,8 @@ pub(super) fn copy(sequence: KvSequence, block: ReservedBlock) -> Option<KvSeque
     for (from, to) in from.slices(&start, usize::MAX).zip(to.slices(&start, usize::MAX)) {
         copy_payload(from, to, &mut digest, &stats);
     }
-    KvSequence::from_blocks(&pool, kept.to_vec(), to.into_blocks(), sequence.len()).ok()
+    let kept = kept.to_vec();
+    let mut copy = KvSequence::from_blocks(&pool, kept, to.into_blocks(), sequence.len()).ok()?;
+    *copy.model_state_mut() = sequence.model_state_mut().take();
+    Some(copy)
 }

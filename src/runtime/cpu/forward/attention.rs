@@ -19,7 +19,7 @@ use crate::cpu::{
 use crate::files::ModelConfig;
 
 impl Pass<'_> {
-    /// Fills `attended` from the queries and the cache of one layer.
+    /// Fills `attended` from the queries and the cache of one layer of the pool.
     pub(super) fn attend(&mut self, layer: usize) {
         let Some((keys, values)) = self.planes(layer) else { return };
         let Workspace { heads, attended, attention, .. } = &mut *self.workspace;

@@ -10,15 +10,15 @@ use crate::cpu::{
         elementwise::{Narrow, NormaliseHeads},
     },
     shared::SharedMut,
-    weights::Layer,
+    weights::Attention,
     workspace::Workspace,
 };
 
 impl Pass<'_> {
     /// Adds biases, normalises heads, rotates, scales queries, and writes keys and values.
-    pub(super) fn write_cache(&mut self, index: usize, layer: &Layer) {
+    pub(super) fn write_cache(&mut self, attention: &Attention) {
         let (config, level, plan) = (self.config, self.level, self.plan);
-        let Some((keys, values)) = self.planes(index) else { return };
+        let Some((keys, values)) = self.planes(attention.kv_layer) else { return };
         let rows = plan.rows();
         let (queries, cached) = (config.heads * config.head_dim, keys.width());
         let stride = queries + 2 * cached;
@@ -29,10 +29,10 @@ impl Pass<'_> {
         each_row(self.threads, rows.len(), &|row| {
             // SAFETY: each row is handled once, by one thread.
             let cells = unsafe { cells.range(row * stride..(row + 1) * stride) };
-            cells.iter_mut().zip(&layer.biases).for_each(|(x, bias)| *x += bias);
+            cells.iter_mut().zip(&attention.biases).for_each(|(x, bias)| *x += bias);
             let (query, rest) = cells.split_at_mut(queries);
             let (key, value) = rest.split_at_mut(cached);
-            if let Some(norms) = &layer.head_norms {
+            if let Some(norms) = &attention.head_norms {
                 let epsilon = config.norm_eps;
                 level.run(NormaliseHeads { heads: query, weight: &norms.query, epsilon });
                 level.run(NormaliseHeads { heads: key, weight: &norms.key, epsilon });
@@ -51,7 +51,7 @@ impl Pass<'_> {
         });
     }
 
-    /// The planes of a layer; `None` when the batch is empty.
+    /// The planes of a layer of the pool; `None` when the batch is empty.
     pub(super) fn planes(&self, layer: usize) -> Option<(Plane, Plane)> {
         let pool = self.plan.pool()?;
         let plane = |part| {

@@ -10,10 +10,10 @@ use blockwire::pool::{
 use super::{Setup, bits, cache_bytes, prefill, sequences};
 use crate::{
     cpu::{CpuModel, KernelLevel},
-    model::{Batch, ForwardError, LayerHook, Model, Row},
+    model::{Batch, ForwardError, LayerHook, Model, Row, SequenceStateLayout},
 };
 
-const FAMILIES: [&str; 2] = ["llama", "qwen3"];
+const FAMILIES: [&str; 3] = ["llama", "qwen3", "lfm2"];
 
 /// Longer than one range of the attention kernel.
 fn prompt(seed: u32) -> Vec<u32> {
@@ -145,6 +145,37 @@ fn sequence_of_one_row(
     let mut batch = Batch::new([sequence]);
     batch.push(0, position, &[token], false);
     assert_eq!(model.forward(&mut batch, &mut ()).unwrap().rows(), 0);
+}
+
+#[test]
+fn a_state_of_the_models_own_goes_on_or_starts_again_and_nothing_else() {
+    let setup = Setup::new("lfm2");
+    let mut model = setup.model();
+    let layout = SequenceStateLayout::ModelOwned { family: "lfm2".to_owned() };
+    assert_eq!(model.sequence_state_layout(), layout);
+    let pool = setup.pool(&model, 12);
+    let [mut one, mut other] = sequences(&pool, &[90, 90]).try_into().unwrap();
+    let expected = prefill(&mut model, &mut one, &prompt(0), usize::MAX);
+    assert_eq!(one.model_state().unwrap().family(), "lfm2");
+    for position in [1, 40, 82] {
+        let mut batch = Batch::new([&mut one]);
+        batch.push(0, position, &[7], true);
+        let refused = model.forward(&mut batch, &mut ());
+        assert_eq!(refused, Err(ForwardError::StateElsewhere { row: 0, position, state: 83 }));
+    }
+    assert_eq!(one.len(), 83);
+    // A cache without the state: what a handoff would have brought.
+    prefill(&mut model, &mut other, &prompt(0)[..50], usize::MAX);
+    *other.model_state_mut() = None;
+    let mut batch = Batch::new([&mut other]);
+    batch.push(0, 50, &[7], true);
+    let refused = model.forward(&mut batch, &mut ());
+    assert_eq!(refused, Err(ForwardError::StateElsewhere { row: 0, position: 50, state: 0 }));
+    sequence_of_one_row(&mut model, &mut one, 0, prompt(0)[0]);
+    let again = prefill(&mut model, &mut one, &prompt(0)[1..], 5);
+    assert_eq!(bits(&again), bits(&expected[1..]));
+    assert_eq!(model.forward(&mut Batch::new([&mut one]), &mut ()).unwrap().rows(), 0);
+    assert_eq!(bits(&prefill(&mut model, &mut one, &[9], 1)).len(), 512);
 }
 
 #[test]

@@ -54,6 +54,11 @@ fn llama_agrees_with_transformers() {
 }
 
 #[test]
+fn lfm2_agrees_with_transformers() {
+    agrees("lfm2");
+}
+
+#[test]
 fn qwen3_agrees_with_transformers() {
     agrees("qwen3");
 }

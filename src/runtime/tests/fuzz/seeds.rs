@@ -102,6 +102,10 @@ pub(crate) fn configs() -> Seeds {
     let mut qwen3 = llama.clone();
     qwen3["model_type"] = "qwen3".into();
     qwen3["head_dim"] = 4.into();
+    let mut lfm2 = llama.clone();
+    lfm2["model_type"] = "lfm2".into();
+    lfm2["full_attn_idxs"] = json!([0]);
+    lfm2["block_multiple_of"] = 16.into();
     let tokens = json!({
         "add_bos_token": true, "bos_token": {"content": "<|a|>"}, "eos_token": "<|b|>",
         "chat_template": [{"name": "default", "template": TEMPLATE}],
@@ -117,6 +121,7 @@ pub(crate) fn configs() -> Seeds {
         ("llama", joined(&[&llama])),
         ("stretched", joined(&[&stretched, &generation])),
         ("qwen3", joined(&[&qwen3, &generation, &tokens])),
+        ("lfm2", joined(&[&lfm2, &generation])),
         ("all", joined(&[&llama, &generation, &tokens, &index])),
         ("outside", joined(&[&llama, &generation, &tokens, &outside])),
     ]

@@ -18,6 +18,7 @@ use crate::backend::{FinishReason, GenerateError, GenerateRequest, Generation, T
 
 mod handoff;
 mod lifecycle;
+mod model_owned;
 mod prefix;
 mod tokens;
 
