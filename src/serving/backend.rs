@@ -13,6 +13,8 @@ use uuid::Uuid;
 
 pub use blockwire_runtime::sampling::SamplingParams;
 
+use crate::status::BackendStatus;
+
 /// A request for one sequence of tokens. Several choices or prompts are several of these.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
@@ -215,6 +217,9 @@ pub trait Backend: Send + Sync {
 
     /// Whether requests would be served now.
     fn readiness(&self) -> Readiness;
+
+    /// What it does now, for an operator.
+    fn status(&self) -> BackendStatus;
 
     /// Starts to generate. Refusals come from here, before anything is allocated for the request.
     ///

@@ -2,7 +2,7 @@
 //!
 //! Read in this order: [`backend`] (the seam between text and tokens), [`scheduler`] (continuous
 //! batching over the engine's pool), [`protocol`] and [`coordinator`] (the roles), [`router`],
-//! [`http`] (the OpenAI API), [`metrics`].
+//! [`http`] (the OpenAI API and the live page), [`status`] (what that shows), [`metrics`].
 
 #![forbid(unsafe_code)]
 
@@ -13,3 +13,5 @@ pub mod metrics;
 pub mod protocol;
 pub mod router;
 pub mod scheduler;
+pub mod status;
+mod throughput;

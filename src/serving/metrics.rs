@@ -1,9 +1,11 @@
 //! What Prometheus reads. Names follow vLLM's: `blockwire:` where it says `vllm:`.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use blockwire::clock;
 use blockwire::pool::BlockPool;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -12,8 +14,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
+use serde::Serialize;
 
 use crate::backend::{FinishReason, Usage};
+use crate::throughput::Throughput;
 
 /// Upper bounds in seconds, as vLLM's, for a first token.
 const FIRST_TOKEN_BUCKETS: [f64; 17] = [
@@ -44,6 +48,21 @@ struct Inner {
     first_token: Histogram,
     next_token: Histogram,
     whole_request: Histogram,
+    throughput: Mutex<Throughput>,
+    failures: AtomicU64,
+}
+
+/// Tokens, for the live page.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct TokenStatus {
+    /// Of prompts whose answers are complete.
+    prompt: u64,
+    /// Generated.
+    generated: u64,
+    /// A second, of late.
+    per_second: f64,
+    /// In each of the last full seconds, oldest first.
+    by_second: Vec<u32>,
 }
 
 impl Metrics {
@@ -60,6 +79,8 @@ impl Metrics {
             first_token: Histogram::new(FIRST_TOKEN_BUCKETS),
             next_token: Histogram::new(NEXT_TOKEN_BUCKETS),
             whole_request: Histogram::new(REQUEST_BUCKETS),
+            throughput: Mutex::new(Throughput::new(clock::now())),
+            failures: AtomicU64::new(0),
         };
         let metrics = Self(Arc::new(inner));
         metrics.register_own();
@@ -130,18 +151,16 @@ impl Metrics {
 
     pub(crate) fn first_token(&self, after: Duration) {
         self.0.first_token.observe(after.as_secs_f64());
+        self.throughput().note(clock::now());
     }
 
     pub(crate) fn next_token(&self, after: Duration) {
         self.0.next_token.observe(after.as_secs_f64());
+        self.throughput().note(clock::now());
     }
 
     pub(crate) fn completed(&self, reason: FinishReason, usage: &Usage, after: Duration) {
-        let reason = match reason {
-            FinishReason::Stop => "stop",
-            FinishReason::Length => "length",
-        };
-        self.0.success.get_or_create(&[("finished_reason", reason.to_owned())]).inc();
+        self.0.success.get_or_create(&reason_label(reason)).inc();
         self.0.whole_request.observe(after.as_secs_f64());
         self.0.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
         self.0.cached_tokens.inc_by(u64::from(usage.cached_tokens));
@@ -150,6 +169,38 @@ impl Metrics {
 
     pub(crate) fn failed(&self, code: &str) {
         self.0.errors.get_or_create(&[("code", code.to_owned())]).inc();
+        self.0.failures.fetch_add(1, Relaxed);
+    }
+
+    /// Since the start.
+    pub(crate) fn uptime(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.throughput().start())
+    }
+
+    /// Choices that ended well.
+    pub(crate) fn finished(&self) -> u64 {
+        let ended = |reason| self.0.success.get_or_create(&reason_label(reason)).get();
+        ended(FinishReason::Stop) + ended(FinishReason::Length)
+    }
+
+    /// Requests refused or failed.
+    pub(crate) fn failures(&self) -> u64 {
+        self.0.failures.load(Relaxed)
+    }
+
+    /// Tokens, up to now.
+    pub(crate) fn tokens(&self, now: Instant) -> TokenStatus {
+        let mut throughput = self.throughput();
+        TokenStatus {
+            prompt: self.0.prompt_tokens.get(),
+            generated: throughput.total(),
+            per_second: throughput.per_second(now),
+            by_second: throughput.by_second(now).to_vec(),
+        }
+    }
+
+    fn throughput(&self) -> MutexGuard<'_, Throughput> {
+        self.0.throughput.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a request as being answered until the guard is dropped.
@@ -157,6 +208,14 @@ impl Metrics {
         self.0.requests_in_flight.inc();
         InFlight(self.clone())
     }
+}
+
+fn reason_label(reason: FinishReason) -> Label {
+    let reason = match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+    };
+    [("finished_reason", reason.to_owned())]
 }
 
 impl Default for Metrics {

@@ -22,6 +22,7 @@ mod going_on;
 mod halted;
 mod hostile;
 mod keyed;
+mod live;
 mod model_owned;
 mod models;
 mod node;

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::persistence::{Persistence, Standing};
 use crate::protocol::NodeRole;
+use crate::status::NodeState;
 
 /// Updates that wait for the role's loop; more slow their peers down.
 const UPDATES_MAX: usize = 1024;
@@ -106,12 +107,23 @@ pub(crate) struct PeerSet(Arc<Inner>);
 struct Inner {
     role: NodeRole,
     connected: Mutex<Connected>,
+    /// By the address at which each is kept.
+    places: Mutex<BTreeMap<String, Place>>,
+}
+
+/// An address at which a peer is kept, and how things stand with it.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) address: String,
+    pub(crate) state: NodeState,
+    /// Instance and name of whoever was there last.
+    pub(crate) peer: Option<(Uuid, String)>,
 }
 
 impl PeerSet {
     /// No peer yet; only those of `role` count.
     pub(crate) fn new(role: NodeRole) -> Self {
-        Self(Arc::new(Inner { role, connected: Mutex::default() }))
+        Self(Arc::new(Inner { role, connected: Mutex::default(), places: Mutex::default() }))
     }
 
     /// Whose peers these are.
@@ -123,18 +135,23 @@ impl PeerSet {
     /// every try.
     pub(crate) async fn keep(self, endpoint: Arc<Endpoint>, address: Address, to: UpdateSender) {
         let mut persistence = Persistence::default();
+        let place = address.to_string();
+        self.stands(&place, NodeState::Connecting, None);
         loop {
             match endpoint.connect(&address).await {
                 Ok((connection, events)) if self.admits(&connection) => {
+                    self.stands(&place, NodeState::Up, Some(&connection));
                     if persistence.stands(Standing::Up) {
                         tracing::info!(%address, peer = connection.peer().name, "connected");
                     }
                     to.pump(connection, events).await;
+                    self.stands(&place, NodeState::Lost, None);
                     if persistence.stands(Standing::Lost) {
                         tracing::warn!(%address, "connection lost");
                     }
                 }
                 Ok((connection, _)) => {
+                    self.stands(&place, NodeState::WrongRole, Some(&connection));
                     if persistence.stands(Standing::WrongRole) {
                         let role = String::from_utf8_lossy(&connection.peer().role).into_owned();
                         tracing::error!(%address, expected = %self.0.role, role, "wrong role");
@@ -142,10 +159,13 @@ impl PeerSet {
                     connection.close("wrong role");
                 }
                 Err(error) => {
-                    let standing = match error {
-                        ConnectionError::Handshake { .. } => Standing::Refused,
-                        _ => Standing::Unreachable,
+                    let (standing, state) = match error {
+                        ConnectionError::Handshake { .. } => {
+                            (Standing::Refused, NodeState::Refused)
+                        }
+                        _ => (Standing::Unreachable, NodeState::Unreachable),
                     };
+                    self.stands(&place, state, None);
                     if persistence.stands(standing) {
                         tracing::warn!(%error, "no connection yet, trying on");
                     } else {
@@ -155,6 +175,25 @@ impl PeerSet {
             }
             persistence.rest().await;
         }
+    }
+
+    /// Notes how things stand at an address; without a peer, whoever was there last is remembered.
+    fn stands(&self, address: &str, state: NodeState, peer: Option<&Connection>) {
+        let mut places = self.0.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = places.entry(address.to_owned()).or_insert_with(|| Place {
+            address: address.to_owned(),
+            state,
+            peer: None,
+        });
+        noted.state = state;
+        if let Some(peer) = peer.map(Connection::peer) {
+            noted.peer = Some((peer.instance, peer.name.clone()));
+        }
+    }
+
+    /// The addresses at which peers are kept.
+    pub(crate) fn places(&self) -> Vec<Place> {
+        self.0.places.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
     /// Whether the peer has this set's role.

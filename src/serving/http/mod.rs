@@ -16,6 +16,7 @@ mod choice;
 mod completions;
 mod error;
 mod ids;
+mod live;
 mod models;
 mod node;
 mod openai;

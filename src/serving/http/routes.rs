@@ -14,13 +14,13 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use super::error::ApiError;
-use super::{FrontState, chat, completions, models, node};
+use super::{FrontState, chat, completions, live, models, node};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest request id taken from a caller.
 const REQUEST_ID_LEN_MAX: usize = 128;
 
-/// The routes of the OpenAI API, of health and of metrics.
+/// The routes of the OpenAI API, of the live page, of health and of metrics.
 pub fn app(state: FrontState) -> Router {
     let keyed = Router::new()
         .route("/v1/chat/completions", post(chat::chat_completions))
@@ -30,6 +30,8 @@ pub fn app(state: FrontState) -> Router {
         .route_layer(middleware::from_fn_with_state(state.clone(), check_key));
     Router::new()
         .merge(keyed)
+        .route("/", get(live::page))
+        .route("/stats", get(live::stats))
         .route("/health", get(node::health))
         .route("/ready", get(models::ready))
         .route("/metrics", get(models::metrics))

@@ -137,6 +137,11 @@ impl StreamBridge {
         self.diverges
     }
 
+    /// Tokens that went to the client.
+    pub fn sent_len(&self) -> usize {
+        self.sent.len()
+    }
+
     /// Times that the answer began anew.
     pub fn restarts(&self) -> u64 {
         self.restarts

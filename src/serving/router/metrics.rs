@@ -5,8 +5,12 @@ use prometheus_client::metrics::family::Family;
 
 use crate::backend::GenerateError;
 use crate::metrics::Metrics;
+use crate::status::FallbackStatus;
 
 type Reason = [(&'static str, &'static str); 1];
+
+/// What may fail so that a request is tried elsewhere.
+const REASONS: [&str; 5] = ["node_lost", "node_failed", "no_node", "busy", "other"];
 
 /// Counters of a router. Cloning gives another handle to the same ones.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +23,10 @@ impl RouterMetrics {
     pub(super) fn register(&self, metrics: &Metrics) {
         let help = "Times that a request was tried on other nodes, by what failed";
         metrics.register("request_retries", help, self.retries.clone());
+        // A series that is not there cannot be seen to rise.
+        for reason in REASONS {
+            drop(self.retries.get_or_create(&[("reason", reason)]));
+        }
         let help = "Whole answers that began anew, since other nodes drew other tokens";
         metrics.register("answers_restarted", help, self.restarts.clone());
     }
@@ -33,6 +41,12 @@ impl RouterMetrics {
             _ => "other",
         };
         self.retries.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    /// How often something else was done than what was meant first.
+    pub(super) fn fallbacks(&self) -> FallbackStatus {
+        let retries = REASONS.map(|reason| self.retries.get_or_create(&[("reason", reason)]).get());
+        FallbackStatus { retries: retries.iter().sum(), restarts: self.restarts.get() }
     }
 
     /// A request is over whose answer began anew so often.

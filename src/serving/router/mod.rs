@@ -8,6 +8,7 @@
 mod affinity;
 mod bridge;
 mod health;
+mod links;
 mod metrics;
 mod nodes;
 mod route;
@@ -16,6 +17,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use blockwire::clock;
 use blockwire::endpoint::{Connection, Endpoint, Event, MessageError};
 use blockwire::session::{PeerMessage, SessionEnd};
 use blockwire::transport::Address;
@@ -25,6 +27,7 @@ use uuid::Uuid;
 
 pub use bridge::StreamBridge;
 
+use self::links::Links;
 use self::metrics::RouterMetrics;
 use self::nodes::{Nodes, Wanted};
 use self::route::{Losses, Route};
@@ -33,7 +36,8 @@ use crate::backend::{
 };
 use crate::coordinator::peers::{Change, Update, is_loss, updates};
 use crate::metrics::Metrics;
-use crate::protocol::{Phase, ResultFrame, kind};
+use crate::protocol::{NodeRole, Phase, ResultFrame, kind};
+use crate::status::{BackendStatus, REQUESTS_MAX};
 
 /// Picks nodes and bridges their results. A [`Backend`], so that the HTTP front is the single node's.
 #[derive(Clone, Debug)]
@@ -46,6 +50,7 @@ struct Inner {
     nodes: Nodes,
     /// In a fixed order, for simulations: whoever loses his node fails in this order.
     routes: Mutex<BTreeMap<Uuid, Route>>,
+    links: Mutex<Links>,
     metrics: RouterMetrics,
 }
 
@@ -57,6 +62,7 @@ impl RequestRouter {
             model,
             nodes: Nodes::new(),
             routes: Mutex::default(),
+            links: Mutex::default(),
             metrics: RouterMetrics::default(),
         }))
     }
@@ -111,8 +117,12 @@ impl RequestRouter {
         let mut routes = self.routes();
         let route = routes.get_mut(&id).filter(|route| route.epoch == message.epoch);
         let Some(route) = route else {
-            // Of a request, or of an attempt at it, that was cancelled or failed.
+            // Of a request, or of an attempt at it, that was cancelled or failed, or that was over first.
             tracing::debug!(request = %id, "late result");
+            let frame = ResultFrame::read(message.body).ok();
+            if let Some(handoff) = frame.and_then(|frame| frame.handoff) {
+                self.links().note_late(&handoff);
+            }
             return;
         };
         if !route.uses(from.peer().instance) {
@@ -121,7 +131,7 @@ impl RequestRouter {
         }
         let over = match ResultFrame::read(message.body) {
             Ok(frame) if frame.phase() == Phase::FirstToken => {
-                log_handoff(id, &frame);
+                self.note_handoff(route, &frame);
                 route.bridge.submit_first_token(frame)
             }
             Ok(frame) => route.bridge.submit_decode_token(frame),
@@ -143,6 +153,20 @@ impl RequestRouter {
         }
     }
 
+    /// Logs and counts what a handoff cost.
+    fn note_handoff(&self, route: &Route, frame: &ResultFrame) {
+        let Some(handoff) = &frame.handoff else { return };
+        tracing::info!(
+            request = %route.request.id,
+            bytes = handoff.payload_bytes,
+            micros = handoff.elapsed_us,
+            link = handoff.link,
+            "handed over"
+        );
+        let [from, to] = route.nodes().map(|node| (node.peer().instance, &*node.peer().name));
+        self.links().note(from, to, handoff);
+    }
+
     /// Remembers how the nodes of a request did.
     fn note_health(&self, route: &Route) {
         match route.bridge.failure() {
@@ -159,6 +183,7 @@ impl RequestRouter {
     /// A node is gone: every request that still needs it fails, and its other node is told.
     fn handle_loss(&self, instance: Uuid, end: &SessionEnd) {
         self.0.nodes.forget(instance);
+        self.links().forget(instance);
         let lost: Vec<_> = self.routes().extract_if(.., |_, route| route.needs(instance)).collect();
         for (_, mut route) in lost {
             let was_prefill = route.prefill.peer().instance == instance;
@@ -248,7 +273,8 @@ impl RequestRouter {
         let bridge =
             StreamBridge::new(events, notes(&prefill, &decode, epoch), request.retractable);
         let (to, tried, losses) = (prefill.clone(), Vec::new(), Losses::default());
-        let route = Route { request, epoch, tried, losses, bridge, prefill, decode };
+        let begun = clock::now();
+        let route = Route { request, begun, epoch, tried, losses, bridge, prefill, decode };
         let body = route.ask(self.0.instance);
         match self.routes().entry(id) {
             Entry::Occupied(_) => {
@@ -278,6 +304,10 @@ impl RequestRouter {
         }
     }
 
+    fn links(&self) -> MutexGuard<'_, Links> {
+        self.0.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn routes(&self) -> MutexGuard<'_, BTreeMap<Uuid, Route>> {
         self.0.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -294,6 +324,23 @@ impl Backend for RequestRouter {
         })
     }
 
+    fn status(&self) -> BackendStatus {
+        let routes = self.routes();
+        let mut oldest: Vec<&Route> = routes.values().collect();
+        oldest.sort_by_key(|route| route.begun);
+        let load = |node| routes.values().filter(|route| route.needs(node)).count();
+        let links = self.links();
+        BackendStatus {
+            role: NodeRole::Router.as_str(),
+            in_flight: oldest.len(),
+            requests: oldest.iter().take(REQUESTS_MAX).map(|route| route.status()).collect(),
+            nodes: self.0.nodes.status(load),
+            links: links.status(),
+            handoffs: links.total(),
+            fallbacks: self.0.metrics.fallbacks(),
+        }
+    }
+
     fn generate(&self, request: GenerateRequest) -> GenerateFuture<'_> {
         Box::pin(self.start(request))
     }
@@ -304,16 +351,4 @@ fn notes(prefill: &Connection, decode: &Connection, epoch: u32) -> Vec<(&'static
     let nodes = [("prefill-node", prefill), ("decode-node", decode)];
     let nodes = nodes.map(|(name, node)| (name, node.peer().name.clone()));
     nodes.into_iter().chain((epoch > 1).then(|| ("attempts", epoch.to_string()))).collect()
-}
-
-fn log_handoff(id: Uuid, frame: &ResultFrame) {
-    if let Some(handoff) = &frame.handoff {
-        tracing::info!(
-            request = %id,
-            bytes = handoff.payload_bytes,
-            micros = handoff.elapsed_us,
-            link = handoff.link,
-            "handed over"
-        );
-    }
 }

@@ -15,8 +15,9 @@ use uuid::Uuid;
 use super::affinity::{self, Affinity};
 use super::health::Health;
 use crate::backend::GenerateError;
-use crate::coordinator::peers::{PeerSet, Update};
+use crate::coordinator::peers::{PeerSet, Place, Update};
 use crate::protocol::NodeRole;
+use crate::status::{NodeState, NodeStatus};
 
 /// The prefill and the decode nodes.
 #[derive(Debug)]
@@ -69,6 +70,31 @@ impl Nodes {
     /// Notes what happens on a connection.
     pub(super) fn note(&self, update: &Update) {
         self.peers().into_iter().for_each(|peers| peers.note(update));
+    }
+
+    /// How things stand with every node that this router was told of; `load` is how many requests one has.
+    pub(super) fn status(&self, load: impl Fn(Uuid) -> usize) -> Vec<NodeStatus> {
+        let (health, now) = (self.health(), clock::now());
+        let status = |role: NodeRole, place: Place| {
+            let instance = place.peer.as_ref().map(|(instance, _)| *instance);
+            let rests = instance.is_some_and(|instance| health.rests(instance, now));
+            let state = match place.state {
+                NodeState::Up if rests => NodeState::Resting,
+                state => state,
+            };
+            NodeStatus {
+                name: place.peer.map(|(_, name)| name).unwrap_or_default(),
+                role: role.as_str(),
+                address: place.address,
+                state,
+                in_flight: instance.map_or(0, &load),
+            }
+        };
+        let peers = self.peers().into_iter();
+        peers
+            .flat_map(|peers| peers.places().into_iter().map(|place| (peers.role(), place)))
+            .map(|(role, place)| status(role, place))
+            .collect()
     }
 
     /// The role that no node is connected for.

@@ -3,6 +3,8 @@
 //! A node that dies while it computes a request may have died of it. Such a request would take one node after
 //! the other with it, so after two of them ([`Losses`]) it gets no more.
 
+use std::time::Instant;
+
 use blockwire::clock;
 use blockwire::endpoint::Connection;
 use bytes::Bytes;
@@ -12,6 +14,7 @@ use uuid::Uuid;
 use super::bridge::StreamBridge;
 use crate::backend::{GenerateError, GenerateRequest};
 use crate::protocol::{PrefillRequestFrame, kind};
+use crate::status::RequestStatus;
 
 /// Times that a request is tried.
 const ATTEMPTS_MAX: u32 = 3;
@@ -20,6 +23,8 @@ const ATTEMPTS_MAX: u32 = 3;
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) request: GenerateRequest,
+    /// When it came.
+    pub(super) begun: Instant,
     /// Which attempt it is, from 1.
     pub(super) epoch: u32,
     /// Nodes of earlier attempts.
@@ -56,6 +61,22 @@ impl Route {
     pub(super) fn needs(&self, instance: Uuid) -> bool {
         let prefills = self.prefill.peer().instance == instance && !self.bridge.is_handed_over();
         prefills || self.decode.peer().instance == instance
+    }
+
+    /// What an operator sees of it.
+    pub(super) fn status(&self) -> RequestStatus {
+        let name = |node: &Connection| node.peer().name.clone();
+        RequestStatus {
+            id: self.request.id.to_string(),
+            age_s: clock::now().saturating_duration_since(self.begun).as_secs_f64(),
+            prompt_tokens: self.request.prompt.len(),
+            tokens: self.bridge.sent_len(),
+            max_tokens: self.request.max_tokens,
+            attempt: self.epoch,
+            phase: if self.bridge.is_handed_over() { "decode" } else { "prefill" },
+            prefill: name(&self.prefill),
+            decode: name(&self.decode),
+        }
     }
 
     /// Whether the attempt may be followed by another one.

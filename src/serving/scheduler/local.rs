@@ -2,6 +2,7 @@
 
 use super::handle::BatchScheduler;
 use crate::backend::{Backend, GenerateFuture, GenerateRequest, ModelCard, Readiness};
+use crate::status::{BackendStatus, NodeState, NodeStatus};
 
 /// Serves from a scheduler in this process.
 #[derive(Debug)]
@@ -43,6 +44,19 @@ impl Backend for LocalBackend {
             return Readiness::NotReady { reason: "the model's thread has ended".to_owned() };
         }
         Readiness::Ready
+    }
+
+    fn status(&self) -> BackendStatus {
+        let stats = self.scheduler.stats();
+        let in_flight = stats.running + stats.waiting;
+        let node = NodeStatus {
+            name: self.model.id.clone(),
+            role: "single",
+            address: String::new(),
+            state: NodeState::Up,
+            in_flight,
+        };
+        BackendStatus { role: "single", in_flight, nodes: vec![node], ..BackendStatus::default() }
     }
 
     fn generate(&self, request: GenerateRequest) -> GenerateFuture<'_> {

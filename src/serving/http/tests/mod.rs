@@ -18,9 +18,12 @@ use crate::backend::{
     TokenEvent, TokenLogprobs, Usage,
 };
 
+use crate::status::BackendStatus;
+
 mod answers;
 mod bytewise;
 mod disconnects;
+mod live;
 mod refusals;
 mod streams;
 
@@ -110,6 +113,10 @@ impl Backend for Scripted {
 
     fn readiness(&self) -> Readiness {
         self.readiness.clone()
+    }
+
+    fn status(&self) -> BackendStatus {
+        BackendStatus::default()
     }
 
     fn generate(&self, request: GenerateRequest) -> GenerateFuture<'_> {

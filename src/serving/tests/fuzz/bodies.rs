@@ -14,6 +14,7 @@ use blockwire_serving::backend::{
 };
 use blockwire_serving::http::{FrontOptions, FrontState, TextCodec, TextDecoder, TextError, app};
 use blockwire_serving::metrics::Metrics;
+use blockwire_serving::status::BackendStatus;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
@@ -101,6 +102,10 @@ impl Backend for Echo {
 
     fn readiness(&self) -> Readiness {
         Readiness::Ready
+    }
+
+    fn status(&self) -> BackendStatus {
+        BackendStatus::default()
     }
 
     fn generate(&self, request: GenerateRequest) -> GenerateFuture<'_> {

@@ -1,0 +1,109 @@
+//! What the ways between prefill and decode nodes did, as the prefill nodes report it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::protocol::HandoffReport;
+use crate::status::{HandoffStatus, LinkStatus};
+
+/// What of the sums is kept when the next handoff is added: a rate is that of the latest ten or so.
+const KEPT: f64 = 0.9;
+
+/// The links, by the instances of their prefill and decode nodes.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    links: BTreeMap<(Uuid, Uuid), Link>,
+    total: HandoffStatus,
+}
+
+#[derive(Debug)]
+struct Link {
+    from: String,
+    to: String,
+    total: HandoffStatus,
+    /// Sums of bytes and seconds in which what is older weighs less.
+    bytes: f64,
+    seconds: f64,
+    latest: Duration,
+}
+
+impl Links {
+    /// Notes a handoff between two nodes, each with its instance and its name.
+    pub(super) fn note(&mut self, from: (Uuid, &str), to: (Uuid, &str), report: &HandoffReport) {
+        let link = self.links.entry((from.0, to.0)).or_insert_with(|| Link {
+            from: from.1.to_owned(),
+            to: to.1.to_owned(),
+            total: HandoffStatus::default(),
+            bytes: 0.0,
+            seconds: 0.0,
+            latest: Duration::ZERO,
+        });
+        link.latest = Duration::from_micros(report.elapsed_us);
+        link.bytes = link.bytes * KEPT + report.payload_bytes as f64;
+        link.seconds = link.seconds * KEPT + link.latest.as_secs_f64();
+        for total in [&mut link.total, &mut self.total] {
+            total.count += 1;
+            total.bytes = total.bytes.saturating_add(report.payload_bytes);
+        }
+    }
+
+    /// Notes a handoff of a request that is over already: between whom is not known any more.
+    pub(super) fn note_late(&mut self, report: &HandoffReport) {
+        self.total.count += 1;
+        self.total.bytes = self.total.bytes.saturating_add(report.payload_bytes);
+    }
+
+    /// A node is gone, and its links with it.
+    pub(super) fn forget(&mut self, instance: Uuid) {
+        self.links.retain(|(from, to), _| *from != instance && *to != instance);
+    }
+
+    /// All handoffs since the start.
+    pub(super) fn total(&self) -> HandoffStatus {
+        self.total
+    }
+
+    pub(super) fn status(&self) -> Vec<LinkStatus> {
+        let link = |link: &Link| LinkStatus {
+            from: link.from.clone(),
+            to: link.to.clone(),
+            handoffs: link.total.count,
+            bytes: link.total.bytes,
+            bytes_per_second: if link.seconds > 0.0 { link.bytes / link.seconds } else { 0.0 },
+            latest_ms: link.latest.as_secs_f64() * 1e3,
+        };
+        self.links.values().map(link).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_follows_the_latest_handoffs_and_a_total_does_not_forget() {
+        let mut links = Links::default();
+        let (from, to) = ((Uuid::from_u128(1), "prefill"), (Uuid::from_u128(2), "decode"));
+        let report = |payload_bytes, elapsed_us| HandoffReport {
+            payload_bytes,
+            elapsed_us,
+            link: String::new(),
+        };
+        links.note(from, to, &report(1_000, 1_000));
+        assert!((links.status()[0].bytes_per_second - 1e6).abs() < 1.0);
+        for _ in 0..100 {
+            links.note(from, to, &report(1_000, 500));
+        }
+        let link = links.status().remove(0);
+        assert!((link.bytes_per_second - 2e6).abs() < 1e3, "{link:?}");
+        assert_eq!((link.handoffs, link.bytes, &*link.from), (101, 101_000, "prefill"));
+        // Where nothing had to move it took no time.
+        links.note((Uuid::from_u128(3), "p"), to, &report(0, 0));
+        assert_eq!(links.status()[1].bytes_per_second.to_bits(), 0.0f64.to_bits());
+        links.forget(to.0);
+        assert_eq!(links.status(), []);
+        assert_eq!(links.total(), HandoffStatus { count: 102, bytes: 101_000 });
+    }
+}
