@@ -21,6 +21,8 @@ pub(crate) enum Model {
     Llama,
     /// A tiny qwen3: token ids only, context 512.
     Qwen3,
+    /// A tiny gemma3, most of whose layers have a window of 16: token ids only, context 512.
+    Gemma3,
     /// A tiny lfm2, whose state is not all in the pool: token ids only, context 512.
     Lfm2,
     /// The tiny llama with a tokenizer that falls back to bytes, and a chat template; context 512.
@@ -39,6 +41,7 @@ impl Model {
             Self::SmolLm2 => smollm2(),
             Self::Llama => fixture("llama"),
             Self::Qwen3 => fixture("qwen3"),
+            Self::Gemma3 => fixture("gemma3"),
             Self::Lfm2 => fixture("lfm2"),
             Self::ByteFallback => byte_fallback::path(),
             Self::Wide => wide::path(),

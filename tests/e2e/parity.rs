@@ -259,6 +259,23 @@ fn qwen3_with_f16_and_bf16_caches() {
 }
 
 #[test]
+fn gemma3_with_f16_and_bf16_caches() {
+    for dtype in ["--kv-dtype=f16", "--kv-dtype=bf16"] {
+        for carrier in [Carrier::Shm, Carrier::Tcp4] {
+            fixture_over(with((Model::Gemma3, carrier), &[dtype], &[], &[]));
+        }
+    }
+}
+
+#[test]
+fn gemma3_on_nodes_with_unequal_blocks_and_layouts() {
+    let decode = ["--kv-layout=layer-major", "--block-tokens=24"];
+    for carrier in [Carrier::Shm, Carrier::Tcp4] {
+        fixture_over(with((Model::Gemma3, carrier), &[], &["--block-tokens=8"], &decode));
+    }
+}
+
+#[test]
 fn fault_b29_nodes_with_unequal_blocks() {
     let small = ["--block-tokens=8"];
     for carrier in [Carrier::Shm, Carrier::Tcp4] {

@@ -4,7 +4,7 @@
 //! per layer   residual ─norm─> normal ─q,k,v─> heads ─rope─> cache ─hook─> attention ─> attended
 //!             attended ─output─> delta ─+─> residual ─norm─> normal ─gate,up─> gate ─down─> delta
 //! ```
-//! A layer may have a [`convolution`] in attention's place.
+//! A layer may have a [`convolution`] in attention's place, and some families normalise `delta` too.
 //!
 //! Steps over rows are split among the threads by row, products by tiles of 16 output columns, and
 //! attention by (rows, KV head); no step is split in a way that changes the order of a sum.
@@ -17,7 +17,7 @@ mod product;
 use super::{
     kernels::{
         Level,
-        elementwise::{Gate, Normalise},
+        elementwise::{Gate, Normalise, NormaliseHeads},
         quantize::QuantisedRows,
     },
     matrix::Matrix,
@@ -47,10 +47,13 @@ impl Pass<'_> {
         let rows = self.plan.rows();
         self.workspace.reshape(self.config, rows.len(), self.threads.count());
         let positions = rows.iter().map(|row| row.position);
-        self.workspace.rotations.fill(&self.config.rope_inverse_frequencies, positions);
-        let hidden = self.config.hidden;
+        let Workspace { rotations, local_rotations, .. } = &mut *self.workspace;
+        rotations.fill(&self.config.rope_inverse_frequencies, positions.clone());
+        local_rotations.fill(&self.config.rope_local_inverse_frequencies, positions);
+        let (hidden, scale) = (self.config.hidden, self.config.embedding_scale);
         for (row, out) in rows.iter().zip(self.workspace.residual.chunks_exact_mut(hidden)) {
             self.weights.embedding.row(row.token as usize, out);
+            out.iter_mut().for_each(|x| *x *= scale);
         }
         let weights = self.weights;
         self.workspace.delta.fill(0.0);
@@ -85,8 +88,9 @@ impl Pass<'_> {
         products(self.threads, self.level, (normal, quantised), rows, &list);
         self.write_cache(attention);
         hook.layer_written(attention.kv_layer);
-        self.attend(attention.kv_layer);
+        self.attend(attention);
         self.mixed(&attention.output, queries);
+        self.normalise_delta(&layer.mixer_post_norm);
     }
 
     /// Makes `delta` of rows of `attended`, of `width` numbers each.
@@ -117,12 +121,12 @@ impl Pass<'_> {
                 [Product::new(&layer.gate, &gate, ffn, 0), Product::new(&layer.up, &up, ffn, 0)];
             products(self.threads, self.level, (normal, quantised), rows, &list);
         }
-        let level = self.level;
+        let (level, activation) = (self.level, self.config.activation);
         let cells = SharedMut::new(gate);
         each_row(self.threads, rows, &|row| {
             // SAFETY: each row is handled once, by one thread.
             let gate = unsafe { cells.range(row * ffn..(row + 1) * ffn) };
-            level.run(Gate { gate, up: &up[row * ffn..][..ffn] });
+            level.run(Gate { gate, up: &up[row * ffn..][..ffn], activation });
         });
         if layer.down.is_quantised() {
             quantise(self.threads, level, gate, quantised, rows);
@@ -130,6 +134,22 @@ impl Pass<'_> {
         let cells = SharedMut::new(delta);
         let list = [Product::new(&layer.down, &cells, hidden, 0)];
         products(self.threads, level, (gate, quantised), rows, &list);
+        self.normalise_delta(&layer.ffn_post_norm);
+    }
+
+    /// Normalises what a half layer gave, where the family does; there is no weight where it does not.
+    fn normalise_delta(&mut self, weight: &[f32]) {
+        if weight.is_empty() {
+            return;
+        }
+        let &ModelConfig { hidden, norm_eps: epsilon, .. } = self.config;
+        let (level, rows) = (self.level, self.plan.rows().len());
+        let delta = SharedMut::new(&mut self.workspace.delta);
+        each_row(self.threads, rows, &|row| {
+            // SAFETY: each row is handled once, by one thread.
+            let heads = unsafe { delta.range(row * hidden..(row + 1) * hidden) };
+            level.run(NormaliseHeads { heads, weight, epsilon });
+        });
     }
 
     /// Adds what the last half layer gave, and an optional bias, to the residual stream; then

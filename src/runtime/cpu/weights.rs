@@ -20,10 +20,14 @@ pub(crate) struct Weights {
 pub(crate) struct Layer {
     pub(crate) mixer_norm: Vec<f32>,
     pub(crate) mixer: Mixer,
+    /// Of what the mixer gives; empty when the family has none.
+    pub(crate) mixer_post_norm: Vec<f32>,
     pub(crate) ffn_norm: Vec<f32>,
     pub(crate) gate: Matrix,
     pub(crate) up: Matrix,
     pub(crate) down: Matrix,
+    /// Of what `down` gives; empty when the family has none.
+    pub(crate) ffn_post_norm: Vec<f32>,
 }
 
 /// Weights of what lets the tokens of a sequence tell each other.
@@ -48,6 +52,8 @@ impl Mixer {
 pub(crate) struct Attention {
     /// Which of the pool's layers has its keys and values.
     pub(crate) kv_layer: usize,
+    /// Tokens that it attends to at most; all where there is none.
+    pub(crate) window: Option<usize>,
     pub(crate) query: Matrix,
     pub(crate) key: Matrix,
     pub(crate) value: Matrix,
@@ -98,7 +104,7 @@ impl Weights {
             true => None,
             false => Some(loader.matrix("lm_head.weight", vocab, hidden)?),
         };
-        let norm = loader.vector("model.norm.weight", &[hidden])?;
+        let norm = loader.norm("model.norm.weight", hidden)?;
         progress(Progress { done: total, total });
         Ok(Self { embedding, layers, norm, head })
     }
@@ -119,42 +125,67 @@ impl Loader<'_> {
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let &ModelConfig { hidden, ffn, .. } = self.config;
         let matrix = |part: &str, rows, cols| self.matrix(&name(part), rows, cols);
-        let vector = |part: &str, len| self.vector(&name(part), &[len]);
+        let norm = |part: &str| self.norm(&name(&format!("{part}.weight")), hidden);
         for part in ["gate_proj", "up_proj", "down_proj"] {
             self.refuse(name(&format!("mlp.{part}.bias")))?;
         }
-        // How many layers of its kind come before.
-        let kind = self.config.layers[index];
-        let ordinal = self.config.layers[..index].iter().filter(|mixer| **mixer == kind).count();
-        let mixer = match kind {
-            files::Mixer::Attention => Mixer::Attention(Box::new(self.attention(index, ordinal)?)),
+        if self.config.family == Family::Gemma3 {
+            // It would have to come before the norm of what attention gives.
+            self.refuse(name("self_attn.o_proj.bias"))?;
+        }
+        let before = self.config.layers[..index].iter();
+        let convolutions = before.filter(|mixer| **mixer == files::Mixer::Convolution).count();
+        let attention = |window| self.attention(index, index - convolutions, window);
+        let mixer = match self.config.layers[index] {
+            files::Mixer::Attention => Mixer::Attention(Box::new(attention(None)?)),
+            files::Mixer::Window => {
+                Mixer::Attention(Box::new(attention(Some(self.config.window))?))
+            }
             files::Mixer::Convolution => {
-                Mixer::Convolution(Box::new(self.convolution(index, ordinal)?))
+                Mixer::Convolution(Box::new(self.convolution(index, convolutions)?))
+            }
+        };
+        let [mixer_post_norm, ffn_norm, ffn_post_norm] = match self.config.family {
+            Family::Gemma3 => [
+                norm("post_attention_layernorm")?,
+                norm("pre_feedforward_layernorm")?,
+                norm("post_feedforward_layernorm")?,
+            ],
+            Family::Llama | Family::Qwen3 | Family::Lfm2 => {
+                [Vec::new(), norm("post_attention_layernorm")?, Vec::new()]
             }
         };
         Ok(Layer {
-            mixer_norm: vector("input_layernorm.weight", hidden)?,
+            mixer_norm: norm("input_layernorm")?,
             mixer,
-            ffn_norm: vector("post_attention_layernorm.weight", hidden)?,
+            mixer_post_norm,
+            ffn_norm,
+            ffn_post_norm,
             gate: matrix("mlp.gate_proj.weight", ffn, hidden)?,
             up: matrix("mlp.up_proj.weight", ffn, hidden)?,
             down: matrix("mlp.down_proj.weight", hidden, ffn)?,
         })
     }
 
-    fn attention(&self, index: usize, kv_layer: usize) -> Result<Attention, CpuLoadError> {
+    fn attention(
+        &self,
+        index: usize,
+        kv_layer: usize,
+        window: Option<usize>,
+    ) -> Result<Attention, CpuLoadError> {
         let name = |part: &str| format!("model.layers.{index}.self_attn.{part}.weight");
         let &ModelConfig { hidden, heads, kv_heads, head_dim, .. } = self.config;
         let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
         let head_norms = match self.config.family {
             Family::Llama => None,
-            Family::Qwen3 | Family::Lfm2 => Some(HeadNorms {
-                query: self.vector(&name("q_norm"), &[head_dim])?,
-                key: self.vector(&name("k_norm"), &[head_dim])?,
+            Family::Qwen3 | Family::Gemma3 | Family::Lfm2 => Some(HeadNorms {
+                query: self.norm(&name("q_norm"), head_dim)?,
+                key: self.norm(&name("k_norm"), head_dim)?,
             }),
         };
         Ok(Attention {
             kv_layer,
+            window,
             query: self.matrix(&name("q_proj"), queries, hidden)?,
             key: self.matrix(&name("k_proj"), keys, hidden)?,
             value: self.matrix(&name("v_proj"), keys, hidden)?,
@@ -200,6 +231,13 @@ impl Loader<'_> {
         let mut values = vec![0.0; len];
         Matrix::new(tensor.ty, 1, len, tensor.bytes).row(0, &mut values);
         Ok(values)
+    }
+
+    /// The weights of a norm, as they are to be multiplied with.
+    fn norm(&self, name: &str, len: usize) -> Result<Vec<f32>, CpuLoadError> {
+        let mut weights = self.vector(name, &[len])?;
+        weights.iter_mut().for_each(|weight| *weight += self.config.norm_offset);
+        Ok(weights)
     }
 
     /// The biases of some projections side by side, zeros for those without; empty if none has one.

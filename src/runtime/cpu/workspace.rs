@@ -26,6 +26,8 @@ pub(crate) struct Workspace {
     /// The input of the next product, quantised.
     pub(crate) quantised: QuantisedRows,
     pub(crate) rotations: Rotations,
+    /// Of layers with a window.
+    pub(crate) local_rotations: Rotations,
     /// `[sequence][layer][tap][hidden]`: the states that convolutions leave behind.
     pub(crate) states: Vec<f32>,
     /// One per thread.

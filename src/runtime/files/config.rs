@@ -13,6 +13,8 @@ pub enum Family {
     Llama,
     /// Llama's layer with an RMS norm over each query and key head before the rotation.
     Qwen3,
+    /// Qwen3's layer with four norms instead of two and a gated GELU, most of them with a window.
+    Gemma3,
     /// Qwen3's layer between others that have a gated short convolution in attention's place.
     Lfm2,
 }
@@ -23,6 +25,7 @@ impl Family {
         match self {
             Self::Llama => "llama",
             Self::Qwen3 => "qwen3",
+            Self::Gemma3 => "gemma3",
             Self::Lfm2 => "lfm2",
         }
     }
@@ -34,8 +37,20 @@ impl Family {
 pub enum Mixer {
     /// Attention to the token and all before it.
     Attention,
+    /// Attention to a [window](ModelConfig::window) of tokens that ends with the token.
+    Window,
     /// A convolution over the token and few before it, between two gates.
     Convolution,
+}
+
+/// What a feed-forward layer does to its gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// GELU's approximation by the hyperbolic tangent.
+    GeluTanh,
 }
 
 /// More layers than any model has.
@@ -65,6 +80,8 @@ pub struct ModelConfig {
     pub hidden: usize,
     /// How each layer mixes tokens, in order.
     pub layers: Vec<Mixer>,
+    /// Tokens that a layer with a window attends to, the current one included; 0 where none has one.
+    pub window: usize,
     /// Tokens that a convolution spans, the current one included; none where no layer has one.
     pub convolution_taps: usize,
     /// Query heads; a multiple of [`kv_heads`](Self::kv_heads).
@@ -79,9 +96,19 @@ pub struct ModelConfig {
     pub vocab: usize,
     /// Added to the mean square in every RMS norm.
     pub norm_eps: f32,
+    /// Added to the weights of every RMS norm.
+    pub norm_offset: f32,
+    /// What embeddings are multiplied by.
+    pub embedding_scale: f32,
+    /// What products of queries and keys are multiplied by.
+    pub attention_scale: f32,
+    /// What a feed-forward layer does to its gate.
+    pub activation: Activation,
     /// Radians per position for each of the `head_dim / 2` rotated pairs, with the checkpoint's
     /// scaling already applied.
     pub rope_inverse_frequencies: Vec<f32>,
+    /// The same for layers with a window; empty where none has one.
+    pub rope_local_inverse_frequencies: Vec<f32>,
     /// How pairs lie in a head: `true`, pair i is elements (2i, 2i + 1), as GGUF stores the llama
     /// family; `false`, (i, i + head_dim / 2).
     pub rope_interleaved: bool,
@@ -149,7 +176,7 @@ impl ModelConfig {
             expected,
             found,
         };
-        let bounds: [Bound; 8] = [
+        let bounds: [Bound; 9] = [
             ("hidden size", self.hidden, 1 << 20),
             ("layers", self.layers.len(), LAYERS_MAX),
             ("attention heads", self.heads, 1 << 12),
@@ -158,6 +185,7 @@ impl ModelConfig {
             ("feed-forward size", self.ffn, 1 << 22),
             ("vocabulary size", self.vocab, 1 << 24),
             ("context length", self.context, u32::MAX as usize),
+            ("sliding window", if self.windows() { self.window } else { 1 }, u32::MAX as usize),
         ];
         for (key, value, limit) in bounds {
             if value == 0 || value > limit {
@@ -182,7 +210,12 @@ impl ModelConfig {
         if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
             return Err(invalid("norm epsilon", "a number from 0", self.norm_eps.to_string()));
         }
-        if self.rope_inverse_frequencies.iter().any(|f| !f.is_finite()) {
+        if !(self.attention_scale.is_finite() && self.attention_scale > 0.0) {
+            let found = self.attention_scale.to_string();
+            return Err(invalid("attention scale", "a positive number", found));
+        }
+        let rotations = [&self.rope_inverse_frequencies, &self.rope_local_inverse_frequencies];
+        if rotations.into_iter().flatten().any(|f| !f.is_finite()) {
             return Err(invalid("rotary base", "finite frequencies", "others".to_owned()));
         }
         Ok(())
@@ -219,13 +252,17 @@ impl ModelConfig {
 
     /// Layers whose keys and values are cached.
     pub fn attention_layers(&self) -> usize {
-        self.layers.iter().filter(|mixer| **mixer == Mixer::Attention).count()
+        self.layers.iter().filter(|mixer| **mixer != Mixer::Convolution).count()
+    }
+
+    fn windows(&self) -> bool {
+        self.layers.contains(&Mixer::Window)
     }
 
     fn layer_tensors(&self, mixer: Mixer) -> Vec<(&'static str, Vec<usize>)> {
         let (hidden, ffn) = (self.hidden, self.ffn);
         let mut tensors = match mixer {
-            Mixer::Attention => self.attention_tensors(),
+            Mixer::Attention | Mixer::Window => self.attention_tensors(),
             Mixer::Convolution => vec![
                 ("conv.in_proj", vec![3 * hidden, hidden]),
                 ("conv.conv", vec![hidden, 1, self.convolution_taps]),
@@ -239,6 +276,10 @@ impl ModelConfig {
             ("mlp.up_proj", vec![ffn, hidden]),
             ("mlp.down_proj", vec![hidden, ffn]),
         ]);
+        if self.family == Family::Gemma3 {
+            tensors.push(("pre_feedforward_layernorm", vec![hidden]));
+            tensors.push(("post_feedforward_layernorm", vec![hidden]));
+        }
         tensors
     }
 

@@ -72,6 +72,7 @@ fn add_config(hash: &mut Sha256, config: &ModelConfig) {
         family,
         hidden,
         layers,
+        window,
         convolution_taps,
         heads,
         kv_heads,
@@ -79,7 +80,12 @@ fn add_config(hash: &mut Sha256, config: &ModelConfig) {
         ffn,
         vocab,
         norm_eps,
+        norm_offset,
+        embedding_scale,
+        attention_scale,
+        activation,
         rope_inverse_frequencies,
+        rope_local_inverse_frequencies,
         rope_interleaved,
         tied_head,
         context,
@@ -87,13 +93,16 @@ fn add_config(hash: &mut Sha256, config: &ModelConfig) {
         add_bos,
         eos,
     } = config;
-    add_text(hash, &format!("{family:?}"));
-    add_text(hash, &format!("{layers:?}"));
-    let sizes = [hidden, convolution_taps, heads, kv_heads, head_dim, ffn, vocab, context];
+    for name in [format!("{family:?}"), format!("{layers:?}"), format!("{activation:?}")] {
+        add_text(hash, &name);
+    }
+    let sizes = [hidden, heads, kv_heads, head_dim, ffn, vocab, context, window, convolution_taps];
     add_numbers(hash, sizes.into_iter().map(|n| *n as u64));
-    hash.update(norm_eps.to_le_bytes());
-    for frequency in rope_inverse_frequencies {
-        hash.update(frequency.to_le_bytes());
+    for factor in [norm_eps, norm_offset, embedding_scale, attention_scale] {
+        hash.update(factor.to_le_bytes());
+    }
+    for frequencies in [rope_inverse_frequencies, rope_local_inverse_frequencies] {
+        add_numbers(hash, frequencies.iter().map(|frequency| u64::from(frequency.to_bits())));
     }
     hash.update([*rope_interleaved, *tied_head, *add_bos].map(u8::from));
     add_numbers(hash, bos.iter().map(|id| u64::from(*id)));

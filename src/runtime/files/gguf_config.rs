@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     LoadError,
-    config::{Family, ModelConfig, RopeScaling, all_attention},
+    config::{Activation, Family, Mixer, ModelConfig, RopeScaling, all_attention},
     gguf::{Gguf, Value},
     weight::{Entry, WeightType},
 };
@@ -45,6 +45,7 @@ pub(super) fn convert(
         family: reader.family,
         hidden,
         layers: all_attention(file.path(), reader.size("block_count")?)?,
+        window: 0,
         convolution_taps: 0,
         heads,
         kv_heads: reader.optional("attention.head_count_kv")?.unwrap_or(heads),
@@ -55,7 +56,12 @@ pub(super) fn convert(
             None => reader.size("vocab_size")?,
         },
         norm_eps: reader.float("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-5) as f32,
+        norm_offset: 0.0,
+        embedding_scale: 1.0,
+        attention_scale: 1.0 / (head_dim as f32).sqrt(),
+        activation: Activation::Silu,
         rope_inverse_frequencies: Vec::new(),
+        rope_local_inverse_frequencies: Vec::new(),
         rope_interleaved: reader.family == Family::Llama,
         tied_head: !entries.contains_key("lm_head.weight"),
         context: reader.size("context_length")?,
@@ -63,6 +69,9 @@ pub(super) fn convert(
         add_bos: add_bos(file)?,
         eos: ends(file, bytes)?,
     };
+    if reader.family == Family::Gemma3 {
+        reader.adjust_gemma3(&mut config)?;
+    }
     config.validate(file.path())?;
     reader.refuse_partial_heads(head_dim)?;
     config.rope_inverse_frequencies = reader.frequencies(head_dim, entries, bytes)?;
@@ -122,9 +131,10 @@ impl<'a> Reader<'a> {
         let family = match architecture {
             "llama" => Family::Llama,
             "qwen3" => Family::Qwen3,
+            "gemma3" => Family::Gemma3,
             other => {
                 let (path, family) = (file.path().to_owned(), other.to_owned());
-                let supported = "llama and qwen3";
+                let supported = "llama, qwen3 and gemma3";
                 return Err(LoadError::UnsupportedFamily { path, family, supported });
             }
         };
@@ -152,6 +162,33 @@ impl<'a> Reader<'a> {
             None | Some(0) => Ok(()),
             Some(n) => Err(self.unsupported("expert_count", n.to_string(), "0")),
         }
+    }
+
+    /// Makes a configuration that was read as another family's one of Gemma 3, as llama.cpp does
+    /// (`models/gemma3.cpp`). The offset of the norms is in the file's weights already.
+    fn adjust_gemma3(&self, config: &mut ModelConfig) -> Result<(), LoadError> {
+        let name = "final_logit_softcapping";
+        if let Some(cap) = self.float(name)?.filter(|cap| *cap != 0.0) {
+            return Err(self.unsupported(name, cap.to_string(), "none"));
+        }
+        let pattern = self.optional("attention.sliding_window_pattern")?.unwrap_or(6);
+        for (layer, mixer) in (1..).zip(&mut config.layers) {
+            if pattern == 0 || !usize::is_multiple_of(layer, pattern) {
+                *mixer = Mixer::Window;
+            }
+        }
+        config.window = self.size("attention.sliding_window")?;
+        config.activation = Activation::GeluTanh;
+        config.embedding_scale = (config.hidden as f32).sqrt();
+        // The model of 27 billion parameters, which no setting tells from the others.
+        if config.layers.len() == 62 {
+            let width = config.hidden.checked_div(config.heads).unwrap_or(0);
+            config.attention_scale = 1.0 / (width as f32).sqrt();
+        }
+        let theta = self.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
+        config.rope_local_inverse_frequencies =
+            RopeScaling::None.inverse_frequencies(theta, config.head_dim);
+        Ok(())
     }
 
     fn refuse_partial_heads(&self, head_dim: usize) -> Result<(), LoadError> {

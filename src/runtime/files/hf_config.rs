@@ -1,5 +1,6 @@
 //! `config.json` and its companions, as transformers writes them (version 5 and older).
 
+mod gemma3;
 mod lfm2;
 
 use std::path::Path;
@@ -9,8 +10,9 @@ use serde_json::Value;
 
 use super::{
     LoadError,
-    config::{Family, ModelConfig, RopeScaling, all_attention},
+    config::{Activation, Family, Mixer, ModelConfig, RopeScaling, all_attention},
 };
+use gemma3::Gemma3;
 use lfm2::Lfm2;
 
 /// The fields that we read; older and newer names side by side.
@@ -22,7 +24,7 @@ pub(super) struct HfConfig {
     num_attention_heads: usize,
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
-    intermediate_size: usize,
+    intermediate_size: Option<usize>,
     vocab_size: usize,
     rms_norm_eps: Option<f64>,
     max_position_embeddings: Option<usize>,
@@ -37,8 +39,11 @@ pub(super) struct HfConfig {
     /// Before transformers 5, beside `rope_theta`.
     rope_scaling: Option<Rope>,
     rope_theta: Option<f64>,
+    layer_types: Option<Vec<String>>,
     #[serde(rename = "_name_or_path")]
     name: Option<String>,
+    #[serde(flatten)]
+    gemma3: Gemma3,
     #[serde(flatten)]
     lfm2: Lfm2,
 }
@@ -54,6 +59,9 @@ struct Rope {
     high_freq_factor: Option<f64>,
     original_max_position_embeddings: Option<f64>,
     partial_rotary_factor: Option<f64>,
+    /// Of Gemma 3, which has a rotation for each type of layers.
+    full_attention: Option<Box<Rope>>,
+    sliding_attention: Option<Box<Rope>>,
 }
 
 /// What `generation_config.json` adds.
@@ -77,35 +85,55 @@ impl HfConfig {
     ) -> Result<ModelConfig, LoadError> {
         let family = self.family(path)?;
         self.refuse_variations(path)?;
+        let ffn = self.intermediate_size.or(self.lfm2.ffn_setting());
+        let ffn = ffn.ok_or_else(|| {
+            let key = "intermediate_size".to_owned();
+            LoadError::MissingSetting { path: path.to_owned(), key }
+        })?;
+        let ties = matches!(family, Family::Gemma3 | Family::Lfm2);
         let head_dim = match self.head_dim {
             Some(head_dim) => head_dim,
+            None if family == Family::Gemma3 => 256,
             None => self.hidden_size.checked_div(self.num_attention_heads).unwrap_or(0),
         };
         let mut config = ModelConfig {
             family,
             hidden: self.hidden_size,
             layers: all_attention(path, self.num_hidden_layers)?,
+            window: 0,
             convolution_taps: 0,
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
             head_dim,
-            ffn: self.intermediate_size,
+            ffn,
             vocab: self.vocab_size,
             norm_eps: self.rms_norm_eps.unwrap_or(1e-6) as f32,
+            norm_offset: 0.0,
+            embedding_scale: 1.0,
+            attention_scale: 1.0 / (head_dim as f32).sqrt(),
+            activation: Activation::Silu,
             rope_inverse_frequencies: Vec::new(),
+            rope_local_inverse_frequencies: Vec::new(),
             rope_interleaved: false,
-            tied_head: self.tie_word_embeddings.unwrap_or(family == Family::Lfm2),
+            tied_head: self.tie_word_embeddings.unwrap_or(ties),
             context: self.max_position_embeddings.unwrap_or(2048),
             bos: self.bos_token_id.as_ref().and_then(|v| token_ids(v).first().copied()),
             add_bos,
             eos: self.ends(generation),
         };
-        if family == Family::Lfm2 {
-            self.lfm2.adjust(path, &mut config)?;
+        let types = self.layer_types.as_deref();
+        match family {
+            Family::Gemma3 => self.gemma3.adjust(path, types, &mut config)?,
+            Family::Lfm2 => self.lfm2.adjust(path, types, &mut config)?,
+            Family::Llama | Family::Qwen3 => {}
         }
         config.validate(path)?;
-        let (theta, scaling) = self.rope(path, family)?;
-        config.rope_inverse_frequencies = scaling.inverse_frequencies(theta, head_dim);
+        let [full, local] = match family {
+            Family::Gemma3 => self.gemma3_rotations(path, head_dim)?,
+            _ => [self.rotation(path, family, head_dim)?, Vec::new()],
+        };
+        config.rope_inverse_frequencies = full;
+        config.rope_local_inverse_frequencies = local;
         config.validate(path)?;
         Ok(config)
     }
@@ -114,30 +142,27 @@ impl HfConfig {
         match self.model_type.as_str() {
             "llama" => Ok(Family::Llama),
             "qwen3" => Ok(Family::Qwen3),
+            "gemma3_text" => Ok(Family::Gemma3),
             "lfm2" => Ok(Family::Lfm2),
             other => Err(LoadError::UnsupportedFamily {
                 path: path.to_owned(),
                 family: other.to_owned(),
-                supported: "llama, qwen3 and lfm2",
+                supported: "llama, qwen3, gemma3_text and lfm2",
             }),
         }
     }
 
     /// Refuses what would silently compute something else.
     fn refuse_variations(&self, path: &Path) -> Result<(), LoadError> {
-        let refuse = |feature: &str, found: String, expected| {
-            let (path, feature) = (path.to_owned(), feature.to_owned());
-            Err(LoadError::UnsupportedFeature { path, feature, found, expected })
-        };
         if let Some(act) = self.hidden_act.as_deref().filter(|act| *act != "silu") {
-            return refuse("hidden_act", act.to_owned(), "silu");
+            return Err(unsupported(path, "hidden_act", act, "silu"));
         }
         if self.use_sliding_window == Some(true) {
-            return refuse("use_sliding_window", "true".to_owned(), "false");
+            return Err(unsupported(path, "use_sliding_window", "true", "false"));
         }
         let nested = self.rope_parameters.as_ref().and_then(|r| r.partial_rotary_factor);
         if let Some(part) = self.partial_rotary_factor.or(nested).filter(|part| *part != 1.0) {
-            return refuse("partial_rotary_factor", part.to_string(), "1");
+            return Err(unsupported(path, "partial_rotary_factor", &part.to_string(), "1"));
         }
         Ok(())
     }
@@ -150,41 +175,68 @@ impl HfConfig {
         ends
     }
 
-    /// The rotation's base and its scaling.
-    fn rope(&self, path: &Path, family: Family) -> Result<(f64, RopeScaling), LoadError> {
+    fn rotation(
+        &self,
+        path: &Path,
+        family: Family,
+        head_dim: usize,
+    ) -> Result<Vec<f32>, LoadError> {
         let rope = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
         // 10,000 is the default of the rotary embedding paper; both are those of transformers.
         let default = if family == Family::Lfm2 { 1e6 } else { 10_000.0 };
         let theta = rope.and_then(|r| r.rope_theta).or(self.rope_theta).unwrap_or(default);
-        let Some(rope) = rope else { return Ok((theta, RopeScaling::None)) };
-        let need = |value: Option<f64>, key: &str| {
-            let found = value.filter(|x| x.is_finite() && *x > 0.0);
-            let key = format!("rope_parameters.{key}");
-            found.ok_or_else(|| LoadError::MissingSetting { path: path.to_owned(), key })
-        };
-        let scaling = match rope.rope_type.as_deref().unwrap_or("default") {
-            "default" => RopeScaling::None,
-            "linear" => RopeScaling::Linear(need(rope.factor, "factor")?),
-            "llama3" => RopeScaling::Llama3 {
-                factor: need(rope.factor, "factor")?,
-                low: need(rope.low_freq_factor, "low_freq_factor")?,
-                high: need(rope.high_freq_factor, "high_freq_factor")?,
-                original_context: need(
-                    rope.original_max_position_embeddings,
-                    "original_max_position_embeddings",
-                )?,
-            },
-            other => {
-                return Err(LoadError::UnsupportedFeature {
-                    path: path.to_owned(),
-                    feature: "rope_type".to_owned(),
-                    found: other.to_owned(),
-                    expected: "default, linear or llama3",
-                });
-            }
-        };
-        Ok((theta, scaling))
+        Ok(scaling(path, rope)?.inverse_frequencies(theta, head_dim))
     }
+}
+
+/// How a rotation is stretched.
+fn scaling(path: &Path, rope: Option<&Rope>) -> Result<RopeScaling, LoadError> {
+    let Some(rope) = rope else { return Ok(RopeScaling::None) };
+    let need = |value: Option<f64>, key: &str| {
+        let found = value.filter(|x| x.is_finite() && *x > 0.0);
+        let key = format!("rope_parameters.{key}");
+        found.ok_or_else(|| LoadError::MissingSetting { path: path.to_owned(), key })
+    };
+    match rope.rope_type.as_deref().unwrap_or("default") {
+        "default" => Ok(RopeScaling::None),
+        "linear" => Ok(RopeScaling::Linear(need(rope.factor, "factor")?)),
+        "llama3" => Ok(RopeScaling::Llama3 {
+            factor: need(rope.factor, "factor")?,
+            low: need(rope.low_freq_factor, "low_freq_factor")?,
+            high: need(rope.high_freq_factor, "high_freq_factor")?,
+            original_context: need(
+                rope.original_max_position_embeddings,
+                "original_max_position_embeddings",
+            )?,
+        }),
+        other => Err(unsupported(path, "rope_type", other, "default, linear or llama3")),
+    }
+}
+
+/// What each layer is, from its type in the file.
+fn layer_types(
+    path: &Path,
+    types: &[String],
+    layers: usize,
+    mixer: impl Fn(&str) -> Option<Mixer>,
+) -> Result<Vec<Mixer>, LoadError> {
+    if types.len() != layers {
+        return Err(LoadError::InvalidSetting {
+            path: path.to_owned(),
+            key: "layer_types".to_owned(),
+            expected: "one type for each layer",
+            found: format!("{} types for {layers} layers", types.len()),
+        });
+    }
+    let expected = "a type that layers of this family have";
+    let known =
+        |ty: &String| mixer(ty).ok_or_else(|| unsupported(path, "layer_types", ty, expected));
+    types.iter().map(known).collect()
+}
+
+fn unsupported(path: &Path, feature: &str, found: &str, expected: &'static str) -> LoadError {
+    let (path, feature, found) = (path.to_owned(), feature.to_owned(), found.to_owned());
+    LoadError::UnsupportedFeature { path, feature, found, expected }
 }
 
 /// One token id or a list of them; anything else is none.

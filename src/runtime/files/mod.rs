@@ -16,6 +16,7 @@
 //! model.layers.{i}.conv.in_proj.weight                  [3 * hidden, hidden], in a layer of LFM2
 //! model.layers.{i}.conv.conv.weight                     [hidden, 1, taps]     that has no self_attn
 //! model.layers.{i}.conv.out_proj.weight                 [hidden, hidden]
+//! model.layers.{i}.{pre,post}_feedforward_layernorm.weight  [hidden], Gemma 3 only
 //! model.layers.{i}.mlp.{gate,up}_proj.weight            [ffn, hidden]
 //! model.layers.{i}.mlp.down_proj.weight                 [hidden, ffn]
 //! ```
@@ -45,7 +46,7 @@ use std::{
     sync::OnceLock,
 };
 
-pub use config::{Family, Mixer, ModelConfig};
+pub use config::{Activation, Family, Mixer, ModelConfig};
 pub use error::LoadError;
 pub use fingerprint::ModelFingerprint;
 pub use weight::{Tensor, WeightType};
@@ -173,8 +174,11 @@ impl ModelFiles {
 
     fn open_gguf(path: &Path, file: &Path) -> Result<Self, LoadError> {
         let map = MappedFile::open(file)?;
-        let (gguf, entries) = Gguf::parse(file, map.bytes())?;
+        let (gguf, mut entries) = Gguf::parse(file, map.bytes())?;
         let config = gguf_config::convert(&gguf, &entries, map.bytes())?;
+        if config.family == Family::Gemma3 {
+            entries = renamed(entries, names::canonical_gemma3);
+        }
         let id = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Self {
             path: path.to_owned(),
@@ -211,8 +215,7 @@ impl ModelFiles {
         }
         let config = folder.config()?;
         if config.family == Family::Lfm2 {
-            let canonical = |(name, entry): (String, _)| (names::canonical_lfm2(&name), entry);
-            entries = entries.into_iter().map(canonical).collect();
+            entries = renamed(entries, names::canonical_lfm2);
         }
         let full = path.canonicalize().map_err(|e| map::io_error(path, e))?;
         Ok(Self {
@@ -265,6 +268,14 @@ impl ModelFiles {
             Source::Folder(folder) => folder.tokenizer_bytes().to_vec(),
         }
     }
+}
+
+/// The same tensors under other names.
+fn renamed(
+    entries: BTreeMap<String, Entry>,
+    name: impl Fn(&str) -> String,
+) -> BTreeMap<String, Entry> {
+    entries.into_iter().map(|(old, entry)| (name(&old), entry)).collect()
 }
 
 /// Parses a JSON file's bytes.

@@ -21,6 +21,26 @@ pub(super) fn canonical(gguf: &str) -> String {
     format!("model.layers.{index}.{part}.{kind}")
 }
 
+/// The canonical name of a tensor of a Gemma 3 in a GGUF, whose [`canonical`] name is given.
+///
+/// What GGUF calls `ffn_norm` everywhere, Hugging Face names differently where a layer has four norms.
+pub(super) fn canonical_gemma3(name: &str) -> String {
+    let Some((stem, kind)) = name.rsplit_once('.') else { return name.to_owned() };
+    if let Some(layer) = stem.strip_suffix(".post_attention_layernorm") {
+        return format!("{layer}.pre_feedforward_layernorm.{kind}");
+    }
+    let layer = stem.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+    match layer {
+        Some((index, "post_attention_norm")) => {
+            format!("model.layers.{index}.post_attention_layernorm.{kind}")
+        }
+        Some((index, "post_ffw_norm")) => {
+            format!("model.layers.{index}.post_feedforward_layernorm.{kind}")
+        }
+        _ => name.to_owned(),
+    }
+}
+
 /// The canonical name of a tensor of an LFM2 checkpoint in Hugging Face form, or the name unchanged.
 pub(super) fn canonical_lfm2(name: &str) -> String {
     let Some((stem, kind)) = name.rsplit_once('.') else { return name.to_owned() };
@@ -76,6 +96,19 @@ mod tests {
             ("odd", "odd"),
         ] {
             assert_eq!(canonical(gguf), ours);
+        }
+    }
+
+    #[test]
+    fn gemma3_names_become_canonical() {
+        for (gguf, ours) in [
+            ("blk.4.ffn_norm.weight", "model.layers.4.pre_feedforward_layernorm.weight"),
+            ("blk.4.post_attention_norm.weight", "model.layers.4.post_attention_layernorm.weight"),
+            ("blk.4.post_ffw_norm.weight", "model.layers.4.post_feedforward_layernorm.weight"),
+            ("blk.4.attn_norm.weight", "model.layers.4.input_layernorm.weight"),
+            ("token_embd.weight", "model.embed_tokens.weight"),
+        ] {
+            assert_eq!(canonical_gemma3(&canonical(gguf)), ours);
         }
     }
 

@@ -66,6 +66,24 @@ fn qwen3_fixture() {
 }
 
 #[test]
+fn gemma3_fixture() {
+    let files = ModelFiles::open(fixture("gemma3")).unwrap();
+    let config = files.config();
+    use Mixer::{Attention, Window};
+    let layers = [Window, Window, Window, Window, Window, Attention, Window];
+    assert_eq!((config.family, &config.layers[..]), (Family::Gemma3, &layers[..]));
+    assert_eq!((config.window, config.norm_offset, config.head_dim), (16, 1.0, 32));
+    assert_eq!(config.rope_inverse_frequencies[0], config.rope_local_inverse_frequencies[0]);
+    assert!(config.rope_inverse_frequencies[1] < config.rope_local_inverse_frequencies[1]);
+    let name = "model.layers.6.post_feedforward_layernorm.weight";
+    assert_eq!(files.tensor(name).unwrap().shape, [128]);
+    let folder = copy_fixture("gemma3");
+    let original = files.fingerprint();
+    edit_config(&folder, r#""sliding_window": 16"#, r#""sliding_window": 17"#);
+    assert_ne!(ModelFiles::open(folder.path()).unwrap().fingerprint(), original);
+}
+
+#[test]
 fn lfm2_fixture() {
     let files = ModelFiles::open(fixture("lfm2")).unwrap();
     let config = files.config();
@@ -185,16 +203,16 @@ fn errors_name_the_fault() {
 #[test]
 fn other_families_are_refused_by_name() {
     let folder = copy_fixture("llama");
-    edit_config(&folder, r#""model_type": "llama""#, r#""model_type": "gemma3_text""#);
+    edit_config(&folder, r#""model_type": "llama""#, r#""model_type": "gemma4_text""#);
     let error = ModelFiles::open(folder.path()).unwrap_err();
     assert!(
-        matches!(&error, LoadError::UnsupportedFamily { family, .. } if family == "gemma3_text")
+        matches!(&error, LoadError::UnsupportedFamily { family, .. } if family == "gemma4_text")
     );
 
     let mut tiny = TinyGguf::default();
-    tiny.set_text("general.architecture", "gemma3");
+    tiny.set_text("general.architecture", "lfm2");
     let error = open_error(&tiny.bytes());
-    assert!(matches!(&error, LoadError::UnsupportedFamily { family, .. } if family == "gemma3"));
+    assert!(matches!(&error, LoadError::UnsupportedFamily { family, .. } if family == "lfm2"));
 }
 
 #[test]

@@ -53,6 +53,16 @@ impl Default for TinyGguf {
 }
 
 impl TinyGguf {
+    /// Without settings and tensors.
+    pub(crate) fn empty() -> Self {
+        Self { settings: Vec::new(), tensors: Vec::new() }
+    }
+
+    /// Sets an f32.
+    pub(crate) fn set_f32(&mut self, key: &str, value: f32) {
+        self.set(key, 6, value.to_le_bytes().to_vec());
+    }
+
     /// Sets a value given by its type number and bytes, in place of an earlier one.
     pub(crate) fn set(&mut self, key: &str, ty: u32, bytes: Vec<u8>) {
         match self.settings.iter_mut().find(|(k, ..)| k == key) {

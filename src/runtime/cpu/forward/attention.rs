@@ -16,15 +16,16 @@ use crate::cpu::{
     shared::SharedMut,
     workspace::Workspace,
 };
-use crate::files::ModelConfig;
+use crate::{cpu::weights::Attention, files::ModelConfig};
 
 impl Pass<'_> {
-    /// Fills `attended` from the queries and the cache of one layer of the pool.
-    pub(super) fn attend(&mut self, layer: usize) {
-        let Some((keys, values)) = self.planes(layer) else { return };
+    /// Fills `attended` from the queries and the cache of one layer.
+    pub(super) fn attend(&mut self, layer: &Attention) {
+        let Some((keys, values)) = self.planes(layer.kv_layer) else { return };
+        let window = layer.window.unwrap_or(usize::MAX);
         let Workspace { heads, attended, attention, .. } = &mut *self.workspace;
         let (attended, attention) = (SharedMut::new(attended), SharedMut::new(attention));
-        let work = Work { config: self.config, plan: self.plan, keys, values, heads };
+        let work = Work { config: self.config, plan: self.plan, keys, values, window, heads };
         let (level, runs, kv_heads) = (self.level, self.plan.runs(), self.config.kv_heads);
         // All heads at once read memory best, but few rows must do for all threads.
         let count = self.threads.count();
@@ -55,6 +56,7 @@ struct Work<'a> {
     plan: &'a Plan<'a>,
     keys: Plane,
     values: Plane,
+    window: usize,
     /// `[row][queries, keys, values]`.
     heads: &'a [f32],
 }
@@ -90,7 +92,8 @@ impl Work<'_> {
         // there while the batch borrows the sequences: their blocks are sealed or exclusively theirs. A
         // peer that takes adopted blocks back spoils numbers only, and whoever wants the result looks
         // whether the sequence is still intact.
-        let attend = unsafe { Attend::new(keys, values, shape, first_position, scratch) };
+        let attend =
+            unsafe { Attend::new(keys, values, shape, first_position, self.window, scratch) };
         level.run(attend);
         for (index, out) in scratch.out.chunks_exact(width).enumerate() {
             let (row, kv_head) = place(index);

@@ -22,10 +22,13 @@ impl Pass<'_> {
         let rows = plan.rows();
         let (queries, cached) = (config.heads * config.head_dim, keys.width());
         let stride = queries + 2 * cached;
-        let scale = 1.0 / (config.head_dim as f32).sqrt();
-        let Workspace { heads, rotations, .. } = &mut *self.workspace;
+        let scale = config.attention_scale;
+        let Workspace { heads, rotations, local_rotations, .. } = &mut *self.workspace;
         let cells = SharedMut::new(heads);
-        let rotations = &*rotations;
+        let rotations = match attention.window {
+            None => &*rotations,
+            Some(_) => &*local_rotations,
+        };
         each_row(self.threads, rows.len(), &|row| {
             // SAFETY: each row is handled once, by one thread.
             let cells = unsafe { cells.range(row * stride..(row + 1) * stride) };

@@ -12,8 +12,9 @@
 //! out[q][d]    = fma(weight, value) over the positions in order       lanes: dimensions
 //! ```
 //! and in the end `out / sum`. Each query's operations depend on its own position alone: how queries
-//! are grouped, and where blocks lie, cannot change a bit. A query's loops end at its own position, and
-//! no position beyond the last query's is read: what lies there may be anything.
+//! are grouped, and where blocks lie, cannot change a bit. A query's loops end at its own position, and begin
+//! where its window does; no position beyond the last query's, or before the first one's window, is read:
+//! what lies there may be anything.
 //!
 //! All KV heads of a range come before the next range, so that memory is read in whole rows.
 
@@ -96,21 +97,37 @@ impl Shape {
 
 /// Fills `scratch.out` from `scratch.queries`.
 ///
-/// Invariant 1: positions below `first_position + shape.rows` are readable through both pages.
+/// Invariant 1: the positions from the first row's window on, below `first_position + shape.rows`, are readable
+/// through both pages.
 pub(crate) struct Attend<'a> {
     keys: Pages<'a>,
     values: Pages<'a>,
     shape: Shape,
     first_position: usize,
+    window: usize,
     scratch: &'a mut Scratch,
 }
 
+/// What a query sees of a range of positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct View {
+    first: usize,
+    end: usize,
+}
+
+impl View {
+    #[inline(always)]
+    fn is_empty(self) -> bool {
+        self.first == self.end
+    }
+}
+
 impl<'a> Attend<'a> {
-    /// Queries lie in the scratch, scaled; row `i` sees the positions up to and with
+    /// Queries lie in the scratch, scaled; row `i` sees the last `window` of the positions up to and with
     /// `first_position + i`.
     ///
     /// # Panics
-    /// When the head dimension is no multiple of 16, the scratch was reshaped for another shape, or
+    /// When the window is empty, the head dimension is no multiple of 16, the scratch was reshaped for another shape, or
     /// a table is too short.
     ///
     /// # Safety
@@ -122,9 +139,11 @@ impl<'a> Attend<'a> {
         values: Pages<'a>,
         shape: Shape,
         first_position: usize,
+        window: usize,
         scratch: &'a mut Scratch,
     ) -> Self {
         let Shape { rows, head_dim, .. } = shape;
+        assert!(window > 0, "an empty window");
         assert!(head_dim.is_multiple_of(16) && head_dim > 0, "head dimension {head_dim}");
         let (queries, len) = (scratch.states.len(), scratch.queries.len());
         let expected = (shape.queries(), shape.queries() * head_dim);
@@ -133,33 +152,41 @@ impl<'a> Attend<'a> {
         for pages in [&keys, &values] {
             assert!(visible <= pages.table.len() * pages.block_tokens, "{visible} positions");
         }
-        Self { keys, values, shape, first_position, scratch }
+        Self { keys, values, shape, first_position, window, scratch }
     }
 
-    /// Positions that a query sees in the range from `start` on.
+    /// What a query sees of the range from `start` on.
     #[inline(always)]
-    fn visible(&self, query: usize, start: usize) -> usize {
+    fn view(&self, query: usize, start: usize) -> View {
         let row = query % self.shape.per_kv_head() / self.shape.group;
-        (self.first_position + row + 1).saturating_sub(start).min(RANGE)
+        let visible = self.first_position + row + 1;
+        let within = |position: usize| position.saturating_sub(start).min(RANGE);
+        View { first: within(visible.saturating_sub(self.window)), end: within(visible) }
     }
 
-    /// The queries from `query` on, below `end`, that see as much as it, at most four with it;
-    /// `(count, positions)`.
+    /// The queries from `query` on, below `end`, that see as much as it, at most four with it.
     #[inline(always)]
-    fn group(&self, query: usize, end: usize, start: usize) -> (usize, usize) {
-        let visible = self.visible(query, start);
+    fn group(&self, query: usize, end: usize, start: usize) -> (usize, View) {
+        let view = self.view(query, start);
         let mut count = 1;
-        while count < GROUP && query + count < end && self.visible(query + count, start) == visible
-        {
+        while count < GROUP && query + count < end && self.view(query + count, start) == view {
             count += 1;
         }
-        (count, visible)
+        (count, view)
     }
 
     #[inline(always)]
-    fn gather<S: Simd>(&mut self, simd: S, mut pages: Pages<'_>, head: usize, range: Range<usize>) {
+    fn gather<S: Simd>(
+        &mut self,
+        simd: S,
+        mut pages: Pages<'_>,
+        head: usize,
+        start: usize,
+        range: Range<usize>,
+    ) {
         let head_dim = self.shape.head_dim;
-        let rows = &mut self.scratch.rows[..range.len() * head_dim];
+        let rows = &mut self.scratch.rows[(range.start - start) * head_dim..];
+        let rows = &mut rows[..range.len() * head_dim];
         // SAFETY: invariant 1, for the elements of this one of `kv_heads` heads.
         unsafe {
             pages.own = pages.own.from(head * head_dim, pages.dtype);
@@ -172,7 +199,7 @@ impl<'a> Attend<'a> {
         }
     }
 
-    /// Rows beyond the range's last position hold older numbers, whose scores nobody looks at.
+    /// Rows outside the positions that were gathered hold older numbers, whose scores nobody looks at.
     #[inline(always)]
     fn transpose_keys<S: Simd>(&mut self, simd: S, count: usize) {
         let head_dim = self.shape.head_dim;
@@ -195,24 +222,26 @@ impl<'a> Attend<'a> {
         let mut query = head * self.shape.per_kv_head();
         let end = query + self.shape.per_kv_head();
         while query < end {
-            let (count, visible) = self.group(query, end, start);
+            let (count, view) = self.group(query, end, start);
             match count {
-                1 => self.score::<S, 1>(simd, query, visible),
-                2 => self.score::<S, 2>(simd, query, visible),
-                3 => self.score::<S, 3>(simd, query, visible),
-                _ => self.score::<S, 4>(simd, query, visible),
+                _ if view.is_empty() => {}
+                1 => self.score::<S, 1>(simd, query, view),
+                2 => self.score::<S, 2>(simd, query, view),
+                3 => self.score::<S, 3>(simd, query, view),
+                _ => self.score::<S, 4>(simd, query, view),
             }
             query += count;
         }
     }
 
     #[inline(always)]
-    fn score<S: Simd, const M: usize>(&mut self, simd: S, query: usize, visible: usize) {
+    fn score<S: Simd, const M: usize>(&mut self, simd: S, query: usize, view: View) {
         let dimensions = self.shape.head_dim;
         let queries = self.scratch.queries[query * dimensions..][..M * dimensions].as_ptr();
         let scores = self.scratch.scores[query * RANGE..][..M * RANGE].as_mut_ptr();
         let keys = self.scratch.keys[..dimensions * RANGE].as_ptr();
-        for token in (0..visible).step_by(2 * S::LANES) {
+        let from = view.first / (2 * S::LANES) * (2 * S::LANES);
+        for token in (from..view.end).step_by(2 * S::LANES) {
             let mut sums = [[simd.splat(0.0); 2]; M];
             // SAFETY: two vectors divide 64, so `token + 2 * LANES` is at most 64; the slices above
             // have `M` rows of queries and scores, and `dimensions` rows of keys.
@@ -238,13 +267,13 @@ impl<'a> Attend<'a> {
     #[inline(always)]
     fn weigh_range<S: Simd>(&mut self, simd: S, start: usize) {
         for query in 0..self.scratch.states.len() {
-            let visible = self.visible(query, start);
-            if visible == 0 {
+            let view = self.view(query, start);
+            if view.is_empty() {
                 continue;
             }
             let scores = &mut self.scratch.scores[query * RANGE..][..RANGE];
             let (largest, sums) = &mut self.scratch.states[query];
-            let decay = weigh(simd, scores, visible, largest, sums);
+            let decay = weigh(simd, scores, view, largest, sums);
             if decay != 1.0 {
                 let head_dim = self.shape.head_dim;
                 let out = &mut self.scratch.out[query * head_dim..][..head_dim];
@@ -258,32 +287,33 @@ impl<'a> Attend<'a> {
         let mut query = head * self.shape.per_kv_head();
         let end = query + self.shape.per_kv_head();
         while query < end {
-            let (count, visible) = self.group(query, end, start);
+            let (count, view) = self.group(query, end, start);
             match count {
-                1 => self.add::<S, 1>(simd, query, visible),
-                2 => self.add::<S, 2>(simd, query, visible),
-                3 => self.add::<S, 3>(simd, query, visible),
-                _ => self.add::<S, 4>(simd, query, visible),
+                _ if view.is_empty() => {}
+                1 => self.add::<S, 1>(simd, query, view),
+                2 => self.add::<S, 2>(simd, query, view),
+                3 => self.add::<S, 3>(simd, query, view),
+                _ => self.add::<S, 4>(simd, query, view),
             }
             query += count;
         }
     }
 
     #[inline(always)]
-    fn add<S: Simd, const M: usize>(&mut self, simd: S, query: usize, visible: usize) {
+    fn add<S: Simd, const M: usize>(&mut self, simd: S, query: usize, view: View) {
         let dimensions = self.shape.head_dim;
         let weights = self.scratch.scores[query * RANGE..][..M * RANGE].as_ptr();
         let out = self.scratch.out[query * dimensions..][..M * dimensions].as_mut_ptr();
         let values = self.scratch.rows[..RANGE * dimensions].as_ptr();
         for dimension in (0..dimensions).step_by(S::LANES) {
-            // SAFETY: `LANES` divides the head dimension, and `visible` is at most 64; the slices
+            // SAFETY: `LANES` divides the head dimension, and the view ends at 64 at most; the slices
             // above have `M` rows of weights and of `out`, and 64 rows of values.
             unsafe {
                 let mut sums = [simd.splat(0.0); M];
                 for (m, sum) in sums.iter_mut().enumerate() {
                     *sum = simd.load(out.add(m * dimensions + dimension));
                 }
-                for token in 0..visible {
+                for token in view.first..view.end {
                     let value = simd.load(values.add(token * dimensions + dimension));
                     for (m, sum) in sums.iter_mut().enumerate() {
                         *sum = simd.fma(simd.splat(*weights.add(m * RANGE + token)), value, *sum);
@@ -303,19 +333,21 @@ impl Kernel for Attend<'_> {
         let (keys, values) = (self.keys, self.values);
         let Shape { kv_heads, rows, head_dim, .. } = self.shape;
         let visible = self.first_position + rows;
-        for start in (0..visible).step_by(RANGE) {
-            let range = start..visible.min(start + RANGE);
-            let next = range.end..visible.min(range.end + RANGE);
+        let first = (self.first_position + 1).saturating_sub(self.window);
+        for start in (first / RANGE * RANGE..visible).step_by(RANGE) {
+            let end = visible.min(start + RANGE);
+            let range = first.max(start)..end;
+            let next = end..visible.min(end + RANGE);
             prefetch(simd, keys, next.clone(), kv_heads * head_dim);
             for head in 0..kv_heads {
-                self.gather(simd, keys, head, range.clone());
-                self.transpose_keys(simd, range.len());
+                self.gather(simd, keys, head, start, range.clone());
+                self.transpose_keys(simd, end - start);
                 self.score_range(simd, head, start);
             }
             self.weigh_range(simd, start);
             prefetch(simd, values, next, kv_heads * head_dim);
             for head in 0..kv_heads {
-                self.gather(simd, values, head, range.clone());
+                self.gather(simd, values, head, start, range.clone());
                 self.add_range(simd, head, start);
             }
         }
@@ -327,16 +359,17 @@ impl Kernel for Attend<'_> {
     }
 }
 
-/// Turns `visible` scores into weights and adds them up; gives the factor for what came before.
+/// Turns the scores in view into weights and adds them up; gives the factor for what came before.
 #[inline(always)]
 fn weigh<S: Simd>(
     simd: S,
     scores: &mut [f32],
-    visible: usize,
+    View { first, end: visible }: View,
     largest: &mut f32,
     sums: &mut [f32; SUM_LANES],
 ) -> f32 {
     let padded = visible.next_multiple_of(SUM_LANES);
+    scores[..first].fill(f32::NEG_INFINITY);
     scores[visible..padded].fill(f32::NEG_INFINITY);
     let before = *largest;
     let mut most = simd.splat(before);
@@ -353,6 +386,7 @@ fn weigh<S: Simd>(
             simd.store(chunk.as_mut_ptr(), weight);
         }
     }
+    scores[..first].fill(0.0);
     scores[visible..padded].fill(0.0);
     let decay = decay(simd, before, *largest);
     for lane in (0..SUM_LANES).step_by(S::LANES) {

@@ -1,6 +1,7 @@
 //! Kernels over rows of floats: normalisation, the gate, narrowing to the cache's type.
 
 use super::{Kernel, element::Element, simd::Simd};
+use crate::files::Activation;
 
 /// Lanes that every float sum is spread over, whatever the level's vectors hold.
 pub(crate) const SUM_LANES: usize = 16;
@@ -39,28 +40,40 @@ impl Kernel for NormaliseHeads<'_> {
     }
 }
 
-/// `gate = silu(gate) * up`.
+/// `gate = activation(gate) * up`.
 pub(crate) struct Gate<'a> {
     pub(crate) gate: &'a mut [f32],
     pub(crate) up: &'a [f32],
+    pub(crate) activation: Activation,
 }
 
 impl Kernel for Gate<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        match self.activation {
+            Activation::Silu => self.gate_all(simd, silu_decay),
+            Activation::GeluTanh => self.gate_all(simd, gelu_decay),
+        }
+    }
+}
+
+impl Gate<'_> {
+    /// Both activations are `x / (1 + decay(x))`.
+    #[inline(always)]
+    fn gate_all<S: Simd>(self, simd: S, decay: impl Fn(S, S::F) -> S::F) {
         assert_eq!(self.gate.len(), self.up.len(), "one gate a value");
         let whole = self.gate.len() / S::LANES * S::LANES;
         let (gate, gate_rest) = self.gate.split_at_mut(whole);
         let (up, up_rest) = self.up.split_at(whole);
         for (gate, up) in gate.chunks_exact_mut(S::LANES).zip(up.chunks_exact(S::LANES)) {
             // SAFETY: both chunks hold `LANES` floats.
-            unsafe { gate_vector(simd, gate.as_mut_ptr(), up.as_ptr()) }
+            unsafe { gate_vector(simd, gate.as_mut_ptr(), up.as_ptr(), &decay) }
         }
         let (mut last_gate, mut last_up) = ([0.0; SUM_LANES], [0.0; SUM_LANES]);
         last_gate[..gate_rest.len()].copy_from_slice(gate_rest);
         last_up[..up_rest.len()].copy_from_slice(up_rest);
         // SAFETY: both arrays hold 16 floats, and `LANES` is at most 16.
-        unsafe { gate_vector(simd, last_gate.as_mut_ptr(), last_up.as_ptr()) }
+        unsafe { gate_vector(simd, last_gate.as_mut_ptr(), last_up.as_ptr(), &decay) }
         gate_rest.copy_from_slice(&last_gate[..gate_rest.len()]);
     }
 }
@@ -157,12 +170,29 @@ fn inverse_rms<S: Simd>(simd: S, x: &[f32], epsilon: f32) -> f32 {
 /// # Safety
 /// `LANES` floats are writable at `gate` and readable at `up`.
 #[inline(always)]
-unsafe fn gate_vector<S: Simd>(simd: S, gate: *mut f32, up: *const f32) {
+unsafe fn gate_vector<S: Simd>(
+    simd: S,
+    gate: *mut f32,
+    up: *const f32,
+    decay: impl Fn(S, S::F) -> S::F,
+) {
     // SAFETY: passed on from the caller.
     unsafe {
         let x = simd.load(gate);
-        let decay = exp(simd, simd.sub(simd.splat(0.0), x));
-        let silu = simd.div(x, simd.add(simd.splat(1.0), decay));
-        simd.store(gate, simd.mul(silu, simd.load(up)));
+        let active = simd.div(x, simd.add(simd.splat(1.0), decay(simd, x)));
+        simd.store(gate, simd.mul(active, simd.load(up)));
     }
+}
+
+#[inline(always)]
+fn silu_decay<S: Simd>(simd: S, x: S::F) -> S::F {
+    exp(simd, simd.sub(simd.splat(0.0), x))
+}
+
+/// `(1 + tanh(y)) / 2` is the sigmoid of `2 y`; `y` as in "Gaussian Error Linear Units" (Hendrycks, Gimpel 2016).
+#[inline(always)]
+fn gelu_decay<S: Simd>(simd: S, x: S::F) -> S::F {
+    const MINUS_TWO_ROOTS: f32 = -1.595_769;
+    let cubic = simd.fma(simd.mul(x, x), simd.splat(0.044_715), simd.splat(1.0));
+    exp(simd, simd.mul(simd.mul(x, cubic), simd.splat(MINUS_TWO_ROOTS)))
 }

@@ -13,7 +13,7 @@ use crate::{
     model::{Batch, ForwardError, LayerHook, Model, Row, SequenceStateLayout},
 };
 
-const FAMILIES: [&str; 3] = ["llama", "qwen3", "lfm2"];
+const FAMILIES: [&str; 4] = ["llama", "qwen3", "gemma3", "lfm2"];
 
 /// Longer than one range of the attention kernel.
 fn prompt(seed: u32) -> Vec<u32> {
@@ -145,6 +145,46 @@ fn sequence_of_one_row(
     let mut batch = Batch::new([sequence]);
     batch.push(0, position, &[token], false);
     assert_eq!(model.forward(&mut batch, &mut ()).unwrap().rows(), 0);
+}
+
+/// What a window has left behind may be anything.
+#[test]
+fn a_layer_with_a_window_reads_nothing_before_it() {
+    for setup in [Setup::new("gemma3"), Setup { block_tokens: 5, ..Setup::new("gemma3") }] {
+        let mut model = setup.model();
+        let pool = setup.pool(&model, 24);
+        let sequence = &mut sequences(&pool, &[110]).remove(0);
+        let expected = prefill(&mut model, sequence, &prompt(0), usize::MAX);
+        sequence.set_len(60);
+        let again = prefill(&mut model, sequence, &prompt(0)[60..], 9);
+        assert_eq!(bits(&again), bits(&expected[60..]));
+        sequence.set_len(60);
+        let windows = (0..7).filter(|layer| *layer != 5);
+        windows.for_each(|layer| spoil(sequence, layer, 60 - 15));
+        let spoiled = prefill(&mut model, sequence, &prompt(0)[60..], 9);
+        assert_eq!(bits(&spoiled), bits(&expected[60..]), "{setup:?}");
+        // The other layer does read it.
+        sequence.set_len(60);
+        spoil(sequence, 5, 1);
+        let spoiled = prefill(&mut model, sequence, &prompt(0)[60..], 9);
+        assert!(spoiled.iter().flatten().all(|logit| logit.is_nan()));
+    }
+}
+
+/// Fills the first `tokens` tokens of a layer with NaN.
+fn spoil(sequence: &KvSequence, layer: usize, tokens: usize) {
+    let pool = sequence.pool();
+    let block_tokens = pool.spec().block_tokens as usize;
+    for segment in &pool.spec().layers[layer].segments {
+        let plane = pool.plane(layer, segment.part).unwrap();
+        for token in 0..tokens {
+            let block = sequence.block_table()[token / block_tokens] as usize;
+            let within = token % block_tokens * plane.token_stride;
+            let offset = plane.offset + block * plane.block_stride + within;
+            // SAFETY: the token lies inside the region, and no forward pass is running.
+            unsafe { pool.base().as_ptr().add(offset).write_bytes(0xff, plane.token_stride) };
+        }
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::{
         matrix::{Input, Matrix, tiles::tiles_of},
         shared::SharedMut,
     },
-    files::WeightType,
+    files::{Activation, WeightType},
 };
 
 const TYPES: [WeightType; 10] = [
@@ -156,10 +156,33 @@ proptest! {
         for level in levels() {
             let mut out = vec![0.0; len];
             level.run(Normalise { x: &x, weight: &weight, epsilon: 1e-5, out: &mut out });
-            let mut gate: Vec<f32> = x.iter().map(|x| x * 100.0).collect();
-            level.run(Gate { gate: &mut gate, up: &weight });
-            let result = (bits(&out), bits(&gate));
+            let gates = [Activation::Silu, Activation::GeluTanh].map(|activation| {
+                let mut gate: Vec<f32> = x.iter().map(|x| x * 100.0).collect();
+                level.run(Gate { gate: &mut gate, up: &weight, activation });
+                bits(&gate)
+            });
+            let result = (bits(&out), gates);
             prop_assert_eq!(&result, expected.get_or_insert(result.clone()), "{:?}", level);
+        }
+    }
+}
+
+#[test]
+fn gates_agree_with_plain_arithmetic() {
+    let x: Vec<f32> = (-400..400).map(|i| i as f32 / 40.0).collect();
+    let silu = |x: f64| x / (1.0 + (-x).exp());
+    let gelu = |x: f64| {
+        let y = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+        0.5 * x * (1.0 + y.tanh())
+    };
+    let cases: [(Activation, &dyn Fn(f64) -> f64); 2] =
+        [(Activation::Silu, &silu), (Activation::GeluTanh, &gelu)];
+    for (activation, exact) in cases {
+        let (mut gate, up) = (x.clone(), vec![2.0; x.len()]);
+        Level::choose(None).unwrap().run(Gate { gate: &mut gate, up: &up, activation });
+        for (x, gated) in x.iter().zip(gate) {
+            let off = (f64::from(gated) - 2.0 * exact(f64::from(*x))).abs();
+            assert!(off < 1e-5, "{activation:?} of {x}: off by {off}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of the whole backend, on checkpoints small enough to live in the repository.
 
 mod batches;
+mod gguf;
 mod kernels;
 mod oracle;
 

@@ -54,6 +54,11 @@ fn llama_agrees_with_transformers() {
 }
 
 #[test]
+fn gemma3_agrees_with_transformers() {
+    agrees("gemma3");
+}
+
+#[test]
 fn lfm2_agrees_with_transformers() {
     agrees("lfm2");
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use super::{layer_types, unsupported};
 use crate::files::{
     LoadError,
     config::{Mixer, ModelConfig},
@@ -14,7 +15,6 @@ use crate::files::{
 #[derive(Debug, Deserialize)]
 pub(super) struct Lfm2 {
     norm_eps: Option<f64>,
-    layer_types: Option<Vec<String>>,
     /// Before `layer_types`: the layers with attention.
     full_attn_idxs: Option<Vec<usize>>,
     #[serde(rename = "conv_L_cache")]
@@ -30,43 +30,49 @@ pub(super) struct Lfm2 {
 }
 
 impl Lfm2 {
+    /// The width that the feed-forward layers follow from, under its older name.
+    pub(super) fn ffn_setting(&self) -> Option<usize> {
+        self.block_ff_dim
+    }
+
     /// Makes a configuration that was read as another family's one of this.
-    pub(super) fn adjust(&self, path: &Path, config: &mut ModelConfig) -> Result<(), LoadError> {
+    pub(super) fn adjust(
+        &self,
+        path: &Path,
+        types: Option<&[String]>,
+        config: &mut ModelConfig,
+    ) -> Result<(), LoadError> {
         if self.conv_bias == Some(true) {
             return Err(unsupported(path, "conv_bias", "true", "false"));
         }
-        config.layers = self.mixers(path, config.layers.len())?;
+        config.layers = self.mixers(path, types, config.layers.len())?;
         if config.layers.contains(&Mixer::Convolution) {
             config.convolution_taps = self.conv_taps.unwrap_or(3);
         }
-        config.ffn = self.ffn(self.block_ff_dim.unwrap_or(config.ffn));
+        config.ffn = self.ffn(self.ffn_setting().unwrap_or(config.ffn));
         config.norm_eps = self.norm_eps.unwrap_or(1e-5) as f32;
         config.tied_head = self.tie_embedding.unwrap_or(config.tied_head);
         Ok(())
     }
 
-    fn mixers(&self, path: &Path, layers: usize) -> Result<Vec<Mixer>, LoadError> {
-        let Some(types) = &self.layer_types else {
+    fn mixers(
+        &self,
+        path: &Path,
+        types: Option<&[String]>,
+        layers: usize,
+    ) -> Result<Vec<Mixer>, LoadError> {
+        let Some(types) = types else {
             let attends = |layer| match &self.full_attn_idxs {
                 Some(indices) if !indices.contains(&layer) => Mixer::Convolution,
                 _ => Mixer::Attention,
             };
             return Ok((0..layers).map(attends).collect());
         };
-        if types.len() != layers {
-            return Err(LoadError::InvalidSetting {
-                path: path.to_owned(),
-                key: "layer_types".to_owned(),
-                expected: "one type for each layer",
-                found: format!("{} types for {layers} layers", types.len()),
-            });
-        }
-        let mixer = |ty: &String| match ty.as_str() {
-            "full_attention" => Ok(Mixer::Attention),
-            "conv" => Ok(Mixer::Convolution),
-            other => Err(unsupported(path, "layer_types", other, "full_attention or conv")),
-        };
-        types.iter().map(mixer).collect()
+        layer_types(path, types, layers, |ty| match ty {
+            "full_attention" => Some(Mixer::Attention),
+            "conv" => Some(Mixer::Convolution),
+            _ => None,
+        })
     }
 
     /// The width of the feed-forward layers, as `Lfm2MLP` in transformers takes it from the setting.
@@ -82,20 +88,19 @@ impl Lfm2 {
     }
 }
 
-fn unsupported(path: &Path, feature: &str, found: &str, expected: &'static str) -> LoadError {
-    let (path, feature, found) = (path.to_owned(), feature.to_owned(), found.to_owned());
-    LoadError::UnsupportedFeature { path, feature, found, expected }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::{GenerationConfig, HfConfig};
     use super::*;
 
     fn convert(extra: &str) -> Result<ModelConfig, LoadError> {
+        convert_with(&format!(r#", "intermediate_size": 384 {extra}"#))
+    }
+
+    fn convert_with(extra: &str) -> Result<ModelConfig, LoadError> {
         let json = format!(
             r#"{{"model_type": "lfm2", "hidden_size": 64, "num_hidden_layers": 3,
-                "num_attention_heads": 4, "intermediate_size": 384, "vocab_size": 100 {extra}}}"#
+                "num_attention_heads": 4, "vocab_size": 100 {extra}}}"#
         );
         let config: HfConfig = serde_json::from_str(&json).unwrap();
         config.convert(Path::new("config.json"), &GenerationConfig::default(), false)
@@ -105,6 +110,7 @@ mod tests {
     fn older_and_newer_names_are_understood() {
         use Mixer::{Attention, Convolution};
         let old = r#", "full_attn_idxs": [1], "tie_embedding": false, "block_ff_dim": 768"#;
+        assert_eq!(convert_with(old).unwrap(), convert(old).unwrap());
         let old = convert(old).unwrap();
         assert_eq!(old.layers, [Convolution, Attention, Convolution]);
         assert_eq!((old.convolution_taps, old.ffn, old.tied_head), (3, 512, false));
@@ -121,6 +127,8 @@ mod tests {
 
     #[test]
     fn variations_are_refused_by_name() {
+        let missing = convert_with("").unwrap_err().to_string();
+        assert!(missing.contains("`intermediate_size` is missing"), "{missing}");
         let one = r#", "full_attn_idxs": [0]"#;
         for (extra, word) in [
             (r#", "layer_types": ["conv"]"#, "1 types for 3 layers"),

@@ -102,6 +102,11 @@ pub(crate) fn configs() -> Seeds {
     let mut qwen3 = llama.clone();
     qwen3["model_type"] = "qwen3".into();
     qwen3["head_dim"] = 4.into();
+    let mut gemma3 = llama.clone();
+    gemma3["model_type"] = "gemma3_text".into();
+    gemma3["head_dim"] = 4.into();
+    gemma3["hidden_act"] = Value::Null;
+    gemma3["sliding_window_pattern"] = 2.into();
     let mut lfm2 = llama.clone();
     lfm2["model_type"] = "lfm2".into();
     lfm2["full_attn_idxs"] = json!([0]);
@@ -121,6 +126,7 @@ pub(crate) fn configs() -> Seeds {
         ("llama", joined(&[&llama])),
         ("stretched", joined(&[&stretched, &generation])),
         ("qwen3", joined(&[&qwen3, &generation, &tokens])),
+        ("gemma3", joined(&[&gemma3, &generation])),
         ("lfm2", joined(&[&lfm2, &generation])),
         ("all", joined(&[&llama, &generation, &tokens, &index])),
         ("outside", joined(&[&llama, &generation, &tokens, &outside])),
