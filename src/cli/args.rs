@@ -131,12 +131,18 @@ Examples:
   Across hosts: tcp://HOST:PORT instead of shm:NAME, and a cluster key that all nodes share:
     (umask 077; openssl rand -hex 32 > cluster.key)
     blockwire serve ... --serving-bind tcp://0.0.0.0:7000 --cluster-key-file cluster.key
+  From a file, and for once with more threads than it says:
+    blockwire serve --config node.toml --threads 8
   BLOCKWIRE_CLUSTER_KEY may hold the key instead. The key authenticates, it does not encrypt; for that,
   write ?tls=key behind every tcp address: 'tcp://HOST:PORT?tls=key'.
   A peer's address may say how it is dialled: 'tcp://HOST:PORT?bind=eth0' from an interface or an own address,
   'tcp://HOST:PORT?stripes=4' over four connections, '...?stripes=2&bind=eth0&bind=eth1' over two interfaces.
   On Linux, '...?io=uring' lets the kernel make this side's transfers.")]
 pub(crate) struct ServeArgs {
+    /// A TOML file with what flags would say: a key is a flag's name without its dashes. A flag wins over the
+    /// environment, and that over the file.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) config: Option<PathBuf>,
     /// What this process is.
     #[arg(long, value_enum, default_value = "single")]
     pub(crate) node_role: Role,

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod config;
 mod demo;
 mod fetch;
 mod generate;
@@ -18,13 +19,20 @@ mod stop;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use args::{Cli, Command};
+use args::Command;
+use config::ConfigError;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match config::parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(ConfigError::Flags(error)) => error.exit(),
+        Err(error) => {
+            eprintln!("blockwire: {error}");
+            return ExitCode::from(2);
+        }
+    };
     let filter = EnvFilter::try_from_env("BLOCKWIRE_LOG")
         .unwrap_or_else(|_| EnvFilter::new(default_level(&cli.command)));
     tracing_subscriber::fmt()

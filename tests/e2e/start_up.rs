@@ -199,3 +199,25 @@ fn fault_b39_addresses_of_both_families_and_names() {
     assert_eq!(client::get(&format!("{}/health", node.http())).0, 200);
     node.stop();
 }
+
+#[test]
+fn a_node_is_what_its_file_says_and_flags_win() {
+    let (_watchdog, dir) = (Watchdog::start(), runtime_dir());
+    let file = dir.path().join("node.toml");
+    let path = file.display().to_string();
+    let model = Model::Llama.path().display().to_string();
+    let lines =
+        ["http = '127.0.0.1:0'", "kv-memory = 16", "served-model-name = 'told'", "api-key = ['k']"];
+    fs::write(&file, format!("model = '{model}'\n{}\n", lines.join("\n"))).unwrap();
+    let node = Node::start(dir.path(), "single", &["--config".to_owned(), path.clone()]);
+    assert_eq!(client::ask(node.http(), &completion(&[5, 6], 4)).unwrap_err().status, 401);
+    assert!(client::get(&format!("{}/stats", node.http())).1.contains("\"told\""));
+    node.stop();
+    let flags = ["--config", &path, "--served-model-name", "said"].map(str::to_owned);
+    let node = Node::start(dir.path(), "single", &flags);
+    assert!(client::get(&format!("{}/stats", node.http())).1.contains("\"said\""));
+    node.stop();
+    fs::write(&file, format!("model = '{model}'\nkv-memroy = 16\n")).unwrap();
+    let told = format!("blockwire: {path}:2: there is no `kv-memroy`; did you mean `kv-memory`?");
+    assert_refused(dir.path(), "single", &["--config", &path], &[&told]);
+}
