@@ -1,4 +1,4 @@
-//! OpenAI's own client against the router.
+//! Clients that people use against the router, unchanged: OpenAI's own, and LangChain's.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,9 +9,19 @@ use crate::watchdog::{note_ended, note_started};
 
 #[test]
 fn openais_client_is_served() {
-    let packages = client_packages();
+    is_served("openai", "openai_client.py");
+}
+
+#[test]
+fn langchains_client_is_served() {
+    is_served("langchain-openai", "langchain_client.py");
+}
+
+/// Runs a script with a package of PyPI's against a router.
+fn is_served(package: &str, script: &str) {
+    let packages = client_packages(package);
     let cluster = Cluster::start(Setup::new(Model::SmolLm2, Carrier::Shm));
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/openai_client.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e").join(script);
     let child = Command::new("python3")
         .arg(script)
         .arg(format!("{}/v1", cluster.http()))
@@ -34,15 +44,15 @@ fn openais_client_is_served() {
     cluster.finish();
 }
 
-/// The folder with the client's packages, fetched once.
-fn client_packages() -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("openai-client");
-    if !folder.join("openai").is_dir() {
+/// The folder with a client's packages, fetched once.
+fn client_packages(package: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{package}-client"));
+    if !folder.is_dir() {
         let mut partial = folder.clone();
         partial.set_extension(std::process::id().to_string());
         let output = Command::new("python3")
             .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"])
-            .args([partial.as_os_str(), "openai".as_ref()])
+            .args([partial.as_os_str(), package.as_ref()])
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
