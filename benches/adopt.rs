@@ -58,7 +58,8 @@ async fn decode(endpoint: &Endpoint, pool: BlockPool, bind: Address, ready: std_
     let (_connection, mut events) = listening.accept().await.expect("a peer");
     let options = IngestOptions { tokens_max: 1 << 30, growth: 16, adopt: true, keys: &[] };
     while let Some(Event::Handoff(incoming)) = events.next().await {
-        let sequence = ingest_sequence_handoff(incoming, &pool, options).await.expect("adopted");
+        let taken = ingest_sequence_handoff(incoming, &pool, options).await.expect("adopted");
+        let sequence = taken.sequence;
         assert!(sequence.adopted().is_some() && sequence.is_intact());
     }
 }

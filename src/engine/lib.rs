@@ -43,7 +43,7 @@
 //!     ingest_sequence_handoff(incoming, &decode_pool, options).await.unwrap()
 //! };
 //! let (sent, received) = tokio::join!(send, receive);
-//! assert_eq!(sent.unwrap().payload_len, received.len() as u64 * 256);
+//! assert_eq!(sent.unwrap().payload_len, received.sequence.len() as u64 * 256);
 //! # });
 //! ```
 //!

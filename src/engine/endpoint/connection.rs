@@ -1,5 +1,6 @@
 //! One peer, as its user sees it.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -10,9 +11,10 @@ use super::backlog::Backlog;
 use super::handles::{IncomingHandoff, OutgoingHandoff};
 use super::latch::Latch;
 use super::queue::Asker;
-use crate::pool::TransferStats;
+use crate::pool::{SealedBlock, TransferStats};
 use crate::session::{
-    HandoffKey, Identity, OfferError, OfferPayload, PeerMessage, SessionCounters, SessionEnd,
+    Committed, HandoffKey, Identity, OfferError, OfferPayload, OfferStream, PeerMessage,
+    SessionCounters, SessionEnd,
 };
 use crate::transport::Capabilities;
 use crate::wire::BodyError;
@@ -28,6 +30,8 @@ pub(super) struct Shared {
     pub(super) capabilities: Capabilities,
     pub(super) traffic: Arc<TransferStats>,
     pub(super) counters: Mutex<SessionCounters>,
+    /// Offers so far.
+    pub(super) offers: AtomicU64,
     pub(super) requests: Asker<Request>,
     pub(super) end: Latch<SessionEnd>,
 }
@@ -35,8 +39,10 @@ pub(super) struct Shared {
 /// What a handle asks of its connection's task.
 #[derive(Debug)]
 pub(super) enum Request {
-    Offer(HandoffKey, OfferPayload, oneshot::Sender<Result<(), OfferError>>),
-    Withdraw(HandoffKey),
+    Offer(OfferId, Offered, oneshot::Sender<Result<Committed, OfferError>>),
+    Push(OfferId, Vec<SealedBlock>),
+    Finish(OfferId, Vec<SealedBlock>, Bytes),
+    Withdraw(OfferId),
     Accept(HandoffKey, super::handles::Acceptance),
     Decline(HandoffKey, crate::session::DeclineCode, String),
     Abandon(HandoffKey),
@@ -45,6 +51,21 @@ pub(super) enum Request {
     RecallAll,
     Message(PeerMessage, oneshot::Sender<Result<(), BodyError>>),
     Close(String),
+}
+
+/// Which offer is meant: one that is refused since its key is in use must not touch the one that uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OfferId {
+    pub(super) key: HandoffKey,
+    /// Of the connection's offers, by counting.
+    pub(super) number: u64,
+}
+
+/// What is on offer.
+#[derive(Debug)]
+pub(super) enum Offered {
+    Payload(OfferPayload),
+    Stream(OfferStream),
 }
 
 /// What a connection did so far.
@@ -111,9 +132,20 @@ impl Connection {
 
     /// Offers a payload; the returned handle tells how it ended. Dropping it withdraws the offer.
     pub fn offer(&self, key: HandoffKey, payload: OfferPayload) -> OutgoingHandoff {
+        self.put_on_offer(key, Offered::Payload(payload))
+    }
+
+    /// Offers a sequence while it is computed; the returned handle takes its blocks, and tells how the offer
+    /// ended. Dropping it withdraws the offer.
+    pub fn offer_stream(&self, key: HandoffKey, stream: OfferStream) -> OutgoingHandoff {
+        self.put_on_offer(key, Offered::Stream(stream))
+    }
+
+    fn put_on_offer(&self, key: HandoffKey, offered: Offered) -> OutgoingHandoff {
         let (reply, ended) = oneshot::channel();
-        self.request(Request::Offer(key, payload, reply));
-        OutgoingHandoff::new(self.clone(), key, ended)
+        let id = OfferId { key, number: self.0.offers.fetch_add(1, Relaxed) };
+        self.request(Request::Offer(id, offered, reply));
+        OutgoingHandoff::new(self.clone(), id, ended)
     }
 
     /// Sends a message, in order with every other one.

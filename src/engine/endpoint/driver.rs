@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use super::backlog::Backlog;
-use super::connection::{Connection, Event, Events, Request, Shared};
+use super::connection::{Connection, Event, Events, OfferId, Offered, Request, Shared};
 use super::handles::{Acceptance, How, IncomingHandoff};
 use super::latch::{Latch, Setter, latch};
 use super::queue::{Asker, Requests, queue};
@@ -20,7 +21,8 @@ use super::{ConnectionError, EndpointOptions, Listening, ListeningError};
 use crate::clock;
 use crate::pool::{BlockPool, Pressure};
 use crate::session::{
-    Action, HandoffKey, LandError, Landed, Notice, OfferError, PoolAccess, Session, SessionEnd,
+    Action, Committed, HandoffKey, LandError, Landed, Notice, OfferError, PoolAccess, Session,
+    SessionEnd,
 };
 use crate::transport::{Address, Link, LinkEvent, Listener, Transport};
 
@@ -183,13 +185,19 @@ struct Task {
     stopped: Pin<Box<dyn Future<Output = ()>>>,
     timer: Pin<Box<tokio::time::Sleep>>,
     grace: Option<Pin<Box<tokio::time::Sleep>>>,
-    offers: BTreeMap<HandoffKey, oneshot::Sender<Result<(), OfferError>>>,
+    offers: BTreeMap<HandoffKey, OpenOffer>,
     landings: BTreeMap<HandoffKey, oneshot::Sender<Result<Landed, LandError>>>,
     pressure: Option<Pressure>,
     shared: std::sync::Weak<Shared>,
     link_events: Vec<LinkEvent>,
     /// Payload bytes of the link at the last look.
     moved: u64,
+}
+
+/// An offer of this side's whose end its user waits for.
+struct OpenOffer {
+    number: u64,
+    reply: oneshot::Sender<Result<Committed, OfferError>>,
 }
 
 impl Task {
@@ -369,21 +377,17 @@ impl Task {
 
     fn handle(&mut self, request: Request) {
         match request {
-            Request::Offer(key, payload, reply) => match self.session.offer(key, payload) {
-                Ok(()) => {
-                    self.offers.insert(key, reply);
-                }
-                Err(error) => {
-                    let _ = reply.send(Err(error));
-                }
-            },
-            Request::Withdraw(key) => {
-                // An offer that was refused as a duplicate must not take the first one back.
-                if self.offers.get(&key).is_some_and(oneshot::Sender::is_closed) {
-                    self.offers.remove(&key);
-                    self.session.withdraw(key);
-                }
+            Request::Offer(id, offered, reply) => self.offer(id, offered, reply),
+            Request::Push(id, blocks) if self.has(id) => self.session.push(id.key, blocks),
+            Request::Finish(id, last, closing) if self.has(id) => {
+                self.session.finish_offer(id.key, last, closing);
             }
+            Request::Withdraw(id) if self.has(id) => {
+                self.offers.remove(&id.key);
+                self.session.withdraw(id.key);
+            }
+            // Of an offer that is over.
+            Request::Push(..) | Request::Finish(..) | Request::Withdraw(_) => {}
             Request::Accept(key, Acceptance { pool, blocks, how, landed }) => {
                 self.landings.insert(key, landed);
                 match how {
@@ -408,6 +412,30 @@ impl Task {
             }
             Request::Close(reason) => self.session.close(&reason),
         }
+    }
+
+    fn offer(
+        &mut self,
+        OfferId { key, number }: OfferId,
+        offered: Offered,
+        reply: oneshot::Sender<Result<Committed, OfferError>>,
+    ) {
+        let outcome = match offered {
+            Offered::Payload(payload) => self.session.offer(key, payload),
+            Offered::Stream(stream) => self.session.offer_stream(key, stream),
+        };
+        match outcome {
+            Ok(()) => {
+                self.offers.insert(key, OpenOffer { number, reply });
+            }
+            Err(error) => {
+                let _ = reply.send(Err(error));
+            }
+        }
+    }
+
+    fn has(&self, id: OfferId) -> bool {
+        self.offers.get(&id.key).is_some_and(|offer| offer.number == id.number)
     }
 
     fn deliver(
@@ -440,8 +468,8 @@ impl Task {
                 }
             }
             Notice::OfferEnded(key, outcome) => {
-                if let Some(reply) = self.offers.remove(&key) {
-                    let _ = reply.send(outcome);
+                if let Some(offer) = self.offers.remove(&key) {
+                    let _ = offer.reply.send(outcome);
                 }
             }
             Notice::Ended(end) => {
@@ -464,6 +492,7 @@ impl Task {
             capabilities: self.link.capabilities(),
             traffic: self.link.stats().clone(),
             counters: Mutex::default(),
+            offers: AtomicU64::new(0),
             requests: self.requests_in.take()?,
             end: self.end.latch(),
         });

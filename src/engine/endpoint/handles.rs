@@ -1,26 +1,53 @@
 //! A handoff in progress, as its user holds it. Dropping a handle gives the handoff up.
 
+use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::connection::{Connection, Request};
-use crate::pool::{BlockPool, ReservedBlock};
-use crate::session::{DeclineCode, HandoffKey, LandError, Landed, Manifest, OfferError};
+use super::connection::{Connection, OfferId, Request};
+use crate::pool::{BlockPool, ReservedBlock, SealedBlock};
+use crate::session::{Committed, DeclineCode, HandoffKey, LandError, Landed, Manifest, OfferError};
 
 /// An offer of this side's. Dropping it withdraws the offer.
 #[derive(Debug)]
 pub struct OutgoingHandoff {
     connection: Connection,
-    key: HandoffKey,
-    ended: Option<oneshot::Receiver<Result<(), OfferError>>>,
+    id: OfferId,
+    ended: Option<oneshot::Receiver<Result<Committed, OfferError>>>,
 }
 
 impl OutgoingHandoff {
     pub(super) fn new(
         connection: Connection,
-        key: HandoffKey,
-        ended: oneshot::Receiver<Result<(), OfferError>>,
+        id: OfferId,
+        ended: oneshot::Receiver<Result<Committed, OfferError>>,
     ) -> Self {
-        Self { connection, key, ended: Some(ended) }
+        Self { connection, id, ended: Some(ended) }
+    }
+
+    /// Adds blocks to an offer [that is computed meanwhile](Connection::offer_stream): those that follow the
+    /// ones before. They leave as soon as the receiver has room; what is wrong with them ends the offer.
+    pub fn push(&self, blocks: Vec<SealedBlock>) {
+        self.connection.request(Request::Push(self.id, blocks));
+    }
+
+    /// Adds the last blocks, and what the receiver's user should know with the whole.
+    pub fn finish(&self, last: Vec<SealedBlock>, closing: Bytes) {
+        self.connection.request(Request::Finish(self.id, last, closing));
+    }
+
+    /// Waits until the offer is over, in whatever way: [`committed`](Self::committed) for those who go on with
+    /// something else meanwhile. For ever, once it has returned.
+    ///
+    /// # Errors
+    /// As [`committed`](Self::committed).
+    ///
+    /// # Cancel safety
+    /// Nothing is lost, and the offer stays.
+    pub async fn ended(&mut self) -> Result<Committed, OfferError> {
+        let Some(ended) = &mut self.ended else { return std::future::pending().await };
+        let outcome = self.connection.answer(ended).await;
+        self.ended = None;
+        outcome.unwrap_or_else(|| Err(OfferError::Ended(self.connection.end())))
     }
 
     /// Waits until the receiver owns a good copy.
@@ -30,19 +57,15 @@ impl OutgoingHandoff {
     ///
     /// # Cancel safety
     /// Dropping the future withdraws the offer; the blocks are freed as soon as nobody reads them.
-    pub async fn committed(mut self) -> Result<(), OfferError> {
-        let Some(ended) = &mut self.ended else { unreachable!("taken only here") };
-        let outcome = self.connection.answer(ended).await;
-        self.ended = None;
-        outcome.unwrap_or_else(|| Err(OfferError::Ended(self.connection.end())))
+    pub async fn committed(mut self) -> Result<Committed, OfferError> {
+        self.ended().await
     }
 }
 
 impl Drop for OutgoingHandoff {
     fn drop(&mut self) {
-        // The driver tells a live offer from a dropped one by its reply channel: close it first.
-        if self.ended.take().is_some() {
-            self.connection.request(Request::Withdraw(self.key));
+        if self.ended.is_some() {
+            self.connection.request(Request::Withdraw(self.id));
         }
     }
 }
@@ -184,6 +207,11 @@ impl LandedPayload {
         &self.manifest
     }
 
+    /// What the peer's user said when the sequence was finished.
+    pub fn closing(&self) -> &Bytes {
+        &self.landed.closing
+    }
+
     /// Takes the payload for good; the sender may free its copy, but for the adopted blocks.
     ///
     /// # Errors
@@ -201,8 +229,9 @@ impl LandedPayload {
                 let (connection, key) = (connection.clone(), *key);
                 // The handle keeps the connection open for as long as blocks of the peer's are read.
                 let tell = move || connection.request(Request::Release(key));
-                let Landed { adopted, blocks } = self.landed;
-                Ok(Landed { adopted: adopted.map(|adopted| adopted.on_release(tell)), blocks })
+                let Landed { adopted, blocks, closing } = self.landed;
+                let adopted = adopted.map(|adopted| adopted.on_release(tell));
+                Ok(Landed { adopted, blocks, closing })
             }
             Some(false) if !self.guard.connection.is_closed() => Err(LandError::Withdrawn),
             _ => Err(LandError::Ended(self.guard.connection.end())),

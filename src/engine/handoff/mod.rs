@@ -1,17 +1,13 @@
-//! From a finished sequence to a peer: extract, send; and the probe that tells what a pool really holds.
+//! From a sequence to a peer: extract, send, at its end or while it is computed; and the probe that tells what
+//! a pool really holds.
 
 mod probe;
-
-use std::time::Duration;
-
-use bytes::Bytes;
+mod sender;
 
 pub use probe::{BlockGeometry, ProbeError, ProbeTarget, probe_block_geometry};
+pub use sender::{HandoffSender, SendReport, send_handoff_payload};
 
-use crate::clock;
-use crate::endpoint::Connection;
 use crate::pool::{KvSequence, SealedRun};
-use crate::session::{HandoffKey, OfferError, OfferPayload};
 
 /// Why a sequence cannot be handed over. It concerns one request; nothing is leaked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,37 +65,6 @@ pub fn extract_sequence_handoff(
     let blocks = sequence.finish().to_vec();
     let run = SealedRun::new(sequence.pool(), blocks, tokens);
     Ok(SequenceHandoff(run.expect("the blocks of a finished sequence")))
-}
-
-/// What a committed handoff took.
-#[derive(Clone, Copy, Debug)]
-pub struct SendReport {
-    /// Bytes of the whole payload, whether sent or already held by the receiver.
-    pub payload_len: u64,
-    /// From the offer to the commit.
-    pub elapsed: Duration,
-}
-
-/// Offers a sequence to a peer and waits until the peer owns a good copy.
-///
-/// `meta` is what the receiver's user reads before it decides.
-///
-/// # Errors
-/// [`OfferError`]: the peer has no copy, and will not get one from this offer.
-///
-/// # Cancel safety
-/// Dropping the future withdraws the offer. The blocks stay until nobody can read them any more.
-pub async fn send_handoff_payload(
-    connection: &Connection,
-    key: HandoffKey,
-    handoff: SequenceHandoff,
-    meta: Bytes,
-) -> Result<SendReport, OfferError> {
-    let start = clock::now();
-    let SequenceHandoff(run) = handoff;
-    let payload_len = run.payload_len();
-    connection.offer(key, OfferPayload { run, meta }).committed().await?;
-    Ok(SendReport { payload_len, elapsed: clock::now() - start })
 }
 
 #[cfg(test)]

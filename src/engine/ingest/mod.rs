@@ -1,5 +1,7 @@
 //! From a peer's offer to a sequence of this side's pool: receive, check, commit.
 
+use bytes::Bytes;
+
 use crate::endpoint::{IncomingHandoff, LandedPayload};
 use crate::pool::{
     BlockPool, KvSequence, PrefixKey, ReserveError, ReservedBlock, Room, SequenceError,
@@ -58,7 +60,17 @@ pub struct IngestOptions<'a> {
     pub keys: &'a [PrefixKey],
 }
 
-/// Turns an offer into a sequence: checks it, waits for blocks, lands, commits.
+/// A sequence that came from a peer, and is this side's.
+#[derive(Debug)]
+pub struct IngestedSequence {
+    /// The sequence.
+    pub sequence: KvSequence,
+    /// What the peer's user said when it was finished.
+    pub closing: Bytes,
+}
+
+/// Turns an offer into a sequence: checks it, waits for blocks, lands, commits. Of a sequence that is still
+/// computed, that takes as long as that.
 ///
 /// The sequence has room for `tokens + growth` tokens, reserved before the first byte moves, so that
 /// it can go on at once. The full blocks are sealed, or stay with the peer where they can be read in
@@ -73,7 +85,7 @@ pub async fn ingest_sequence_handoff(
     incoming: IncomingHandoff,
     pool: &BlockPool,
     options: IngestOptions<'_>,
-) -> Result<KvSequence, IngestError> {
+) -> Result<IngestedSequence, IngestError> {
     let IngestOptions { tokens_max, growth, adopt, keys } = options;
     let manifest = incoming.manifest();
     let (tokens, block_tokens) = (manifest.tokens, pool.spec().block_tokens as usize);
@@ -104,13 +116,15 @@ pub async fn ingest_sequence_handoff(
     } else {
         incoming.accept(pool, reserved, here * block_tokens).await?
     };
-    let Landed { adopted, blocks: mut own } = landed.commit().await?;
+    let Landed { adopted, blocks: mut own, closing } = landed.commit().await?;
     if let Some(adopted) = adopted {
         own.extend(room);
-        return Ok(KvSequence::from_adopted(pool, adopted, own, tokens)?);
+        let sequence = KvSequence::from_adopted(pool, adopted, own, tokens)?;
+        return Ok(IngestedSequence { sequence, closing });
     }
     let mut tail = own.split_off(full - here);
     tail.extend(room);
     let sealed = cached.into_iter().chain(own.into_iter().map(ReservedBlock::seal)).collect();
-    Ok(KvSequence::from_blocks(pool, sealed, tail, tokens)?.found(here))
+    let sequence = KvSequence::from_blocks(pool, sealed, tail, tokens)?.found(here);
+    Ok(IngestedSequence { sequence, closing })
 }

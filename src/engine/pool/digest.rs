@@ -101,6 +101,17 @@ impl Digest {
         merge(&sums.lanes, self.total)
     }
 
+    /// The digest of bytes that were digested in parts, from the digests of these: of one part its own, else
+    /// XXH3 over eight bytes of each, little-endian, in their order.
+    pub fn of_parts(parts: &[u64]) -> u64 {
+        if let [only] = parts {
+            return *only;
+        }
+        let mut digest = Self::default();
+        parts.iter().for_each(|part| digest.update(&part.to_le_bytes()));
+        digest.value()
+    }
+
     /// Adds the bytes of a flow, and stores them.
     ///
     /// Streaming stores need a [`stripes::fence`] before another thread may read the target.
@@ -225,6 +236,14 @@ mod tests {
             digest.update(&all[..len]);
             assert_eq!(digest.value(), xxh3_64(&all[..len]), "{len} bytes");
         }
+    }
+
+    #[test]
+    fn one_part_keeps_its_digest() {
+        assert_eq!(Digest::of_parts(&[7]), 7);
+        let bytes = [7_u64.to_le_bytes(), 8_u64.to_le_bytes()].concat();
+        assert_eq!(Digest::of_parts(&[7, 8]), xxh3_64(&bytes));
+        assert_eq!(Digest::of_parts(&[]), Digest::default().value());
     }
 
     /// Miri takes seconds for a reference value, and each cut has one.

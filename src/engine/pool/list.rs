@@ -150,7 +150,7 @@ impl GatherList {
     }
 
     /// Like [`new`](Self::new), of blocks that fit: those of `tokens` and no others.
-    pub(super) fn over(
+    pub(crate) fn over(
         pool: &BlockPool,
         holds: Vec<SealedBlock>,
         order: PayloadOrder,

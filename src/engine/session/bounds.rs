@@ -10,6 +10,8 @@ use crate::transport::OpId;
 /// Most answers that may wait until the peer reads. Whoever keeps the rules asks for a few; whoever asks
 /// without end and reads nothing would fill this side's memory.
 const ANSWERS_MAX: usize = 1 << 16;
+/// Most bytes that may come with a digest: each open offer may hold as many.
+pub(super) const CLOSING_LEN_MAX: usize = 64 << 10;
 /// Frames up to this length are kept whole with any part of them.
 const SMALL_BODY: usize = 512;
 /// Characters that are kept of what a peer says for people.

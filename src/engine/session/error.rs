@@ -56,6 +56,9 @@ pub enum SessionViolation {
     /// The same offer twice.
     #[error("an offer was made twice")]
     DuplicateOffer,
+    /// More comes with a digest than may.
+    #[error("{0} bytes come with a digest")]
+    ClosingLen(usize),
     /// It asks, and leaves the answers unread.
     #[error("the peer asks without reading the answers")]
     Unread,
@@ -82,6 +85,12 @@ pub enum OfferError {
     /// The manifest is larger than a frame.
     #[error(transparent)]
     TooLarge(#[from] BodyError),
+    /// No piece has so many tokens.
+    #[error("a piece is whole blocks, and a payload of few enough pieces")]
+    Pieces,
+    /// The blocks given are not those of the tokens offered.
+    #[error(transparent)]
+    Blocks(#[from] crate::pool::ListError),
     /// The link failed to send the payload.
     #[error("sending failed: {0}")]
     Transport(OpError),

@@ -1,11 +1,17 @@
 //! The receiver's side of a handoff.
+//!
+//! A payload that is pushed comes in pieces (see `pieces`), each into a part of one room, for which all blocks were
+//! given before the first of them. What has come of it is nobody's before the sender's last word: then the digest
+//! of all pieces agrees, or all of it goes.
 
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 
+use super::bounds::CLOSING_LEN_MAX;
 use super::error::{DeclineCode, LandError, SessionEnd, SessionViolation};
 use super::identity::PoolAccess;
+use super::pieces::Pieces;
 use super::{Action, HandoffKey, Notice, Purpose, PurposeKind, Session};
 use crate::pool::{
     AdoptedBlocks, BlockPool, Digest, Lease, LeaseId, Loan, PayloadOrder, ReservedBlock,
@@ -18,6 +24,8 @@ use crate::wire::{Kind, body};
 const OFFERS_MAX: usize = 1024;
 /// Most bytes that the manifests of one peer's open offers may take here.
 const MANIFESTS_LEN_MAX: usize = 128 << 20;
+/// What is said of offers that nobody wants any more.
+const GIVEN_UP: &str = "given up";
 /// Most tokens of one sequence.
 const TOKENS_MAX: u64 = 1 << 31;
 
@@ -35,6 +43,7 @@ pub struct Manifest {
     /// The sequence's blocks, where this side can reach them itself.
     blocks: Option<Arc<[u32]>>,
     lease: Option<LeaseId>,
+    pieces: Pieces,
 }
 
 /// A payload that is here.
@@ -44,6 +53,8 @@ pub struct Landed {
     pub adopted: Option<AdoptedBlocks>,
     /// The blocks that were given for what follows.
     pub blocks: Vec<ReservedBlock>,
+    /// What the peer's user said at the end.
+    pub closing: Bytes,
 }
 
 impl Manifest {
@@ -67,16 +78,51 @@ enum State {
     Landed(Option<Weak<Lease>>),
 }
 
-/// Two things must come before a payload has landed: its bytes and the sender's digest.
+/// Two things must come before a payload has landed: its bytes and the sender's last word.
 #[derive(Debug)]
 struct Landing {
-    op: Option<OpId>,
     pulls: bool,
     adopted: Option<AdoptedBlocks>,
+    /// Of the blocks that the pieces share; none where nothing moves.
     loan: Option<Loan>,
-    arrived: Option<(u64, Vec<ReservedBlock>)>,
-    sent: Option<u64>,
+    /// In the order of their bytes.
+    pieces: Vec<Piece>,
+    sent: Option<(u64, Bytes)>,
     abandoned: Abandoned,
+}
+
+#[derive(Debug)]
+enum Piece {
+    /// Its operation is on its way to the link.
+    Submitted,
+    /// The link fills its room.
+    With(OpId),
+    /// All of it is here; this is its digest.
+    Arrived(u64, ScatterList),
+    /// The link did not bring it.
+    Failed,
+}
+
+impl Landing {
+    /// Whether the link has room of it, or is about to.
+    fn is_open(&self) -> bool {
+        self.pieces.iter().any(|piece| matches!(piece, Piece::Submitted | Piece::With(_)))
+    }
+
+    /// The digest of what is here, and its blocks, if that is all.
+    fn take_arrived(&mut self) -> Option<(u64, Vec<ReservedBlock>)> {
+        if !self.pieces.iter().all(|piece| matches!(piece, Piece::Arrived(..))) {
+            return None;
+        }
+        let (mut digests, mut blocks) = (Vec::new(), Vec::new());
+        for piece in self.pieces.drain(..) {
+            let Piece::Arrived(digest, room) = piece else { continue };
+            digests.push(digest);
+            // The last part of a room gives all of its blocks.
+            blocks.extend(room.into_blocks());
+        }
+        Some((Digest::of_parts(&digests), blocks))
+    }
 }
 
 /// Whether somebody gave up, and whether the sender still waits for the last word.
@@ -123,50 +169,76 @@ impl Session {
             self.notices.push_back(Notice::LandFailed(key, error));
             return;
         };
-        let (tokens, order) = (manifest.tokens, manifest.order);
         let adopted = adopts.then(|| self.adopted_blocks(manifest)).flatten();
         if adopts && adopted.is_none() {
             return self.fail_landing(key, LandError::NoPath);
         }
+        let manifest = manifest.clone();
         let mut landing = Landing {
-            op: None,
             pulls: true,
             adopted,
             loan: None,
-            arrived: None,
+            pieces: Vec::new(),
             sent: None,
             abandoned: Abandoned::No,
         };
         let mut tag = 0;
-        if from == tokens && blocks.is_empty() {
-            landing.arrived = Some((Digest::default().value(), blocks));
-        } else {
-            let room = match ScatterList::new(pool, blocks, order, from..tokens) {
+        if from < manifest.tokens || !blocks.is_empty() {
+            let (order, tokens) = (manifest.order, from..manifest.tokens);
+            let room = match ScatterList::new(pool, blocks, order, tokens) {
                 Ok(room) => room,
                 Err((error, _blocks)) => return self.fail_landing(key, LandError::Room(error)),
             };
             landing.loan = Some(room.loan());
-            let reach = manifest.blocks.as_ref().zip(self.peer_access.as_ref());
-            let op =
-                if let Some((blocks, access)) = reach.filter(|_| self.capabilities.get.is_some()) {
-                    let PoolAccess { region, shape } = access;
-                    let mut extents = Vec::new();
-                    order.extents(shape, blocks, 0, from..tokens, &mut extents);
-                    Op::Get { region: *region, extents, room }
-                } else if self.capabilities.stream.is_some() {
-                    tag = self.next_tag();
-                    landing.pulls = false;
-                    Op::Land { tag: StreamTag(tag), room }
-                } else {
-                    drop(room);
-                    return self.fail_landing(key, LandError::NoPath);
-                };
-            self.actions.push_back(Action::Submit(op, Purpose(PurposeKind::Receive(key))));
+            let ops = match self.ways(&manifest, from, room) {
+                Ok(ops) => ops,
+                Err(error) => return self.fail_landing(key, error),
+            };
+            if let Some(Op::Land { tag: first, .. }) = ops.first() {
+                (tag, landing.pulls) = (first.0, false);
+            }
+            for (index, op) in ops.into_iter().enumerate() {
+                landing.pieces.push(Piece::Submitted);
+                let purpose = Purpose(PurposeKind::Receive(key, index));
+                self.actions.push_back(Action::Submit(op, purpose));
+            }
         }
         if let Some(incoming) = self.incoming.get_mut(&key) {
             incoming.state = State::Landing(landing);
         }
         self.send_for(key, Kind::Rtr, &body::Rtr { tag, needed_from: from as u64, adopts });
+    }
+
+    /// What brings the bytes of the tokens from `from` on into a room: one pull, or a landing for each piece.
+    fn ways(
+        &mut self,
+        manifest: &Manifest,
+        from: usize,
+        mut room: ScatterList,
+    ) -> Result<Vec<Op>, LandError> {
+        let reach = manifest.blocks.as_ref().zip(self.peer_access.as_ref());
+        if let Some((blocks, access)) = reach.filter(|_| self.capabilities.get.is_some()) {
+            let PoolAccess { region, shape } = access;
+            let mut extents = Vec::new();
+            manifest.order.extents(shape, blocks, 0, from..manifest.tokens, &mut extents);
+            return Ok(vec![Op::Get { region: *region, extents, room }]);
+        }
+        if self.capabilities.stream.is_none() {
+            return Err(LandError::NoPath);
+        }
+        let token_len = room.len() / (manifest.tokens - from) as u64;
+        let mut ops = Vec::new();
+        for piece in manifest.pieces.from(from) {
+            let tag = StreamTag(self.next_tag());
+            if piece.end == manifest.tokens {
+                ops.push(Op::Land { tag, room });
+                break;
+            }
+            let (first, rest) = room.split(token_len * piece.len() as u64);
+            ops.push(Op::Land { tag, room: first });
+            room = rest;
+        }
+        Ok(ops)
     }
 
     /// Declines an offer that was not accepted yet.
@@ -181,7 +253,7 @@ impl Session {
     pub fn abandon(&mut self, key: HandoffKey) {
         // It may have been committed meanwhile, with nobody left to hear of it.
         self.release(key);
-        self.give_up(key, DeclineCode::DeclineDropped);
+        self.give_up(key, DeclineCode::DeclineDropped, GIVEN_UP);
     }
 
     /// Takes a landed payload for good and frees the sender's copy. False when it is too late: the
@@ -249,12 +321,15 @@ impl Session {
     pub(super) fn handle_atp(
         &mut self,
         key: HandoffKey,
-        atp: &body::Atp,
+        atp: body::Atp,
     ) -> Result<(), SessionViolation> {
         match self.incoming.get_mut(&key).map(|incoming| &mut incoming.state) {
             None => self.counters.late_frames += 1,
             Some(State::Landing(landing)) if landing.sent.is_none() => {
-                landing.sent = Some(atp.digest);
+                if atp.closing.len() > CLOSING_LEN_MAX {
+                    return Err(SessionViolation::ClosingLen(atp.closing.len()));
+                }
+                landing.sent = Some((atp.digest, atp.closing));
                 self.try_land(key);
             }
             Some(_) => return Err(SessionViolation::OutOfPlace(Kind::Atp)),
@@ -268,14 +343,14 @@ impl Session {
             Some(State::Landing(landing)) if landing.abandoned != Abandoned::No => {}
             Some(_) => {
                 self.notices.push_back(Notice::LandFailed(key, LandError::Withdrawn));
-                self.give_up(key, DeclineCode::DeclineWithdrawn);
+                self.give_up(key, DeclineCode::DeclineWithdrawn, GIVEN_UP);
             }
         }
     }
 
-    pub(super) fn receive_accepted(&mut self, key: HandoffKey, id: OpId) {
+    pub(super) fn receive_accepted(&mut self, key: HandoffKey, index: usize, id: OpId) {
         let Some(State::Landing(landing)) = self.state_of(key) else { return };
-        landing.op = Some(id);
+        landing.pieces[index] = Piece::With(id);
         if landing.abandoned != Abandoned::No {
             self.actions.push_back(Action::Cancel(id));
         }
@@ -284,32 +359,24 @@ impl Session {
     pub(super) fn receive_done(
         &mut self,
         key: HandoffKey,
+        index: usize,
         memory: OpMemory,
         outcome: Result<u64, OpError>,
     ) {
         let Some(State::Landing(landing)) = self.state_of(key) else { return };
-        landing.op = None;
+        landing.pieces[index] = Piece::Failed;
         if landing.abandoned != Abandoned::No {
             drop(memory);
             return self.settle(key);
         }
         match (outcome, memory) {
             (Ok(digest), OpMemory::Room(room)) => {
-                landing.arrived = Some((digest, room.into_blocks()));
+                landing.pieces[index] = Piece::Arrived(digest, room);
                 self.try_land(key);
             }
-            (Ok(_), _) => self.receive_failed(key, OpError::Unsupported("this memory")),
-            (Err(error), _) => self.receive_failed(key, error),
+            (Ok(_), _) => self.fail_landing(key, OpError::Unsupported("this memory").into()),
+            (Err(error), _) => self.fail_landing(key, error.into()),
         }
-    }
-
-    fn receive_failed(&mut self, key: HandoffKey, error: OpError) {
-        self.fail_landing(key, error.into());
-    }
-
-    pub(super) fn incoming_of(&self, id: OpId) -> Option<HandoffKey> {
-        let lands = |incoming: &Incoming| matches!(&incoming.state, State::Landing(landing) if landing.op == Some(id));
-        self.incoming.iter().find(|(_, incoming)| lands(incoming)).map(|(key, _)| *key)
     }
 
     /// The session ends: tells the user; memory that the link holds comes back with its completion.
@@ -321,7 +388,7 @@ impl Session {
             if !given_up {
                 let error = LandError::Ended(end.clone());
                 self.notices.push_back(Notice::LandFailed(key, error));
-                self.give_up(key, DeclineCode::DeclineTransport);
+                self.give_up(key, DeclineCode::DeclineTransport, GIVEN_UP);
             }
         }
         if link_is_gone {
@@ -340,11 +407,19 @@ impl Session {
         }
         let (tokens, order) =
             (rts.tokens as usize, PayloadOrder { block_tokens: rts.block_tokens });
-        let mut manifest =
-            Manifest { tokens, order, meta: rts.meta, adoptable: 0, blocks: None, lease: None };
+        let pieces = match rts.piece_tokens {
+            0 => Some(Pieces::whole(tokens)),
+            piece_tokens => Pieces::new(tokens, piece_tokens, rts.block_tokens),
+        };
+        let pieces = pieces.ok_or("no pieces of whole blocks, or too many")?;
+        let (meta, adoptable, blocks, lease) = (rts.meta, 0, None, None);
+        let mut manifest = Manifest { tokens, order, meta, adoptable, blocks, lease, pieces };
         let Some(access) = self.peer_access.as_ref().filter(|_| !rts.blocks.is_empty()) else {
             return Ok(manifest);
         };
+        if rts.piece_tokens > 0 {
+            return Err("blocks that are not computed yet");
+        }
         let theirs = access.shape.spec();
         let ids = || rts.blocks.as_chunks().0.iter().map(|id| u32::from_le_bytes(*id));
         if rts.block_tokens != theirs.block_tokens
@@ -370,11 +445,14 @@ impl Session {
         AdoptedBlocks::new(Arc::new(lease), manifest.blocks.as_ref()?[..count].to_vec())
     }
 
-    /// Lands once bytes and digest are here and agree.
+    /// Lands once the bytes and the last word are here and agree.
     fn try_land(&mut self, key: HandoffKey) {
         let Some(State::Landing(landing)) = self.state_of(key) else { return };
-        let Some(sent) = landing.sent else { return };
-        let Some((arrived, blocks)) = landing.arrived.take() else { return };
+        if landing.sent.is_none() {
+            return;
+        }
+        let Some((arrived, blocks)) = landing.take_arrived() else { return };
+        let Some((sent, closing)) = landing.sent.take() else { return };
         if arrived != sent {
             drop(blocks);
             return self.fail_landing(key, LandError::Digest { arrived, sent });
@@ -384,7 +462,7 @@ impl Session {
         if let Some(state) = self.state_of(key) {
             *state = State::Landed(lease);
         }
-        self.notices.push_back(Notice::Landed(key, Landed { adopted, blocks }));
+        self.notices.push_back(Notice::Landed(key, Landed { adopted, blocks, closing }));
     }
 
     /// Ends an offer for a reason of this side's.
@@ -395,54 +473,58 @@ impl Session {
             LandError::Room(_) => DeclineCode::DeclineNoRoom,
             _ => DeclineCode::DeclineTransport,
         };
-        if self.incoming.remove(&key).is_some() {
-            self.send_decline(key, code, &error.to_string());
+        if self.incoming.contains_key(&key) {
+            self.give_up(key, code, &error.to_string());
             self.notices.push_back(Notice::LandFailed(key, error));
         }
     }
 
     /// Leaves an offer. The last word waits for a pull to stop: until then the sender must keep its
     /// blocks. A push is declined at once, so that the sender stops.
-    fn give_up(&mut self, key: HandoffKey, code: DeclineCode) {
-        let Some(state) = self.state_of(key) else { return };
-        match state {
-            State::Landing(landing) if landing.arrived.is_none() => {
+    fn give_up(&mut self, key: HandoffKey, code: DeclineCode, reason: &str) {
+        match self.state_of(key) {
+            Some(State::Landing(landing)) if landing.is_open() => {
                 if landing.abandoned != Abandoned::No {
                     return;
                 }
-                landing.abandoned = Abandoned::Owing(code);
                 if let Some(loan) = &landing.loan {
                     loan.quarantine();
                 }
-                let (op, pulls) = (landing.op, landing.pulls);
-                if let Some(op) = op {
-                    self.actions.push_back(Action::Cancel(op));
+                let mut ops = Vec::new();
+                for piece in &mut landing.pieces {
+                    match piece {
+                        Piece::With(op) => ops.push(Action::Cancel(*op)),
+                        Piece::Arrived(..) => *piece = Piece::Failed,
+                        Piece::Submitted | Piece::Failed => {}
+                    }
                 }
-                if !pulls {
-                    self.answer(key);
+                landing.abandoned =
+                    if landing.pulls { Abandoned::Owing(code) } else { Abandoned::Answered };
+                let answers = !landing.pulls;
+                self.actions.extend(ops);
+                if answers {
+                    self.send_decline(key, code, reason);
                 }
             }
-            _ => {
+            Some(_) => {
                 self.incoming.remove(&key);
-                self.send_decline(key, code, "given up");
+                self.send_decline(key, code, reason);
             }
+            None => {}
         }
     }
 
-    /// Says the last word of an abandoned landing, if it is still owed.
-    fn answer(&mut self, key: HandoffKey) {
-        let Some(State::Landing(landing)) = self.state_of(key) else { return };
-        if let Abandoned::Owing(code) =
-            std::mem::replace(&mut landing.abandoned, Abandoned::Answered)
-        {
-            self.send_decline(key, code, "given up");
-        }
-    }
-
-    /// The link is done with an abandoned landing.
+    /// Ends an abandoned landing with which the link is done, with the last word if it is still owed.
     fn settle(&mut self, key: HandoffKey) {
-        self.answer(key);
+        let Some(State::Landing(landing)) = self.state_of(key) else { return };
+        if landing.is_open() {
+            return;
+        }
+        let abandoned = landing.abandoned;
         self.incoming.remove(&key);
+        if let Abandoned::Owing(code) = abandoned {
+            self.send_decline(key, code, GIVEN_UP);
+        }
     }
 
     fn send_decline(&mut self, key: HandoffKey, code: DeclineCode, reason: &str) {

@@ -14,10 +14,18 @@
 //!             ATP {digest} ───────────────>  digests agree: Notice::Landed
 //!             <──────────────────────── ATS  commit()
 //!
+//!   a sequence that is still computed: its RTS says how long it is, and in which pieces it comes
+//!   offer_stream() RTS {pieces}  ────────>  accept(): all blocks reserved, a Land posted for each piece
+//!             <──────────── RTR {first tag, from}
+//!   push()    Stream, Stream, ... ════════>  what has arrived is nobody's yet
+//!   finish_offer()  ATP {digest of all, closing} ─>  digests agree: Notice::Landed
+//!
 //!   adopted blocks stay here                 and are read there, in place
 //!             RECALL (pools run short) ───>  copy them home
 //!             <──────────────────── RELEASE  the last reader is gone
 //! ```
+//! A finished sequence that is pushed is one piece, and goes the same way.
+//!
 //! The receiver ends every offer with exactly one `ATS` or `DECLINE`. The sender may `WITHDRAW` at any
 //! time before; the blocks of a pulled payload stay with the offer until the receiver's last word or
 //! the end of the link, since only then nobody reads them. Where the link lingers, those of a pushed one
@@ -30,8 +38,10 @@ mod error;
 mod identity;
 mod incoming;
 mod outgoing;
+mod pieces;
+mod source;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -41,11 +51,13 @@ use uuid::Uuid;
 pub use error::{DeclineCode, LandError, OfferError, SessionEnd, SessionViolation};
 pub use identity::{Identity, Mismatch, PoolAccess, SESSION_VERSIONS};
 pub use incoming::{Landed, Manifest};
-pub use outgoing::OfferPayload;
+pub use outgoing::Committed;
+pub use pieces::piece_tokens_for;
+pub use source::{OfferPayload, OfferStream};
 
 use crate::pool::{Lease, PeerMemory, PeerPool};
 use crate::transport::{
-    Capabilities, Completion, LinkEvent, Op, OpId, OpMemory, Refused, RegionKey, Violation,
+    Capabilities, Completion, LinkEvent, Op, OpError, OpId, OpMemory, Refused, RegionKey, Violation,
 };
 use crate::wire::{BodyError, Header, Kind, body, decode_body, encode_frame, split_frame};
 use bounds::{Answers, keep, said};
@@ -94,8 +106,10 @@ enum PurposeKind {
     Control,
     /// A frame that the peer asked for.
     Answer,
-    Send(HandoffKey),
-    Receive(HandoffKey),
+    /// A piece of an offer of this side's.
+    Send(HandoffKey, usize),
+    /// A piece of an offer of the peer's.
+    Receive(HandoffKey, usize),
 }
 
 /// What the session wants done to its link.
@@ -136,7 +150,7 @@ pub enum Notice {
     /// An offer of the peer is over before its commit.
     LandFailed(HandoffKey, LandError),
     /// An offer of this side is over.
-    OfferEnded(HandoffKey, Result<(), OfferError>),
+    OfferEnded(HandoffKey, Result<Committed, OfferError>),
     /// A message arrived.
     Message(PeerMessage),
     /// The session is over; nothing follows.
@@ -174,6 +188,8 @@ pub struct Session {
     lent: Vec<Lent>,
     /// What this side adopted.
     adopted: BTreeMap<HandoffKey, Weak<Lease>>,
+    /// What the link has of payloads. Nobody goes through it, so its order is none.
+    moving: HashMap<OpId, Purpose>,
     last_tag: u64,
     last_fence: u64,
     answers: Answers,
@@ -216,6 +232,7 @@ impl Session {
             incoming: BTreeMap::new(),
             lent: Vec::new(),
             adopted: BTreeMap::new(),
+            moving: HashMap::new(),
             last_tag: 0,
             last_fence: 0,
             answers: Answers::default(),
@@ -278,8 +295,14 @@ impl Session {
         match purpose.0 {
             PurposeKind::Control => {}
             PurposeKind::Answer => self.answers.accepted(op),
-            PurposeKind::Send(key) => self.send_accepted(key, op),
-            PurposeKind::Receive(key) => self.receive_accepted(key, op),
+            PurposeKind::Send(key, index) => {
+                self.moving.insert(op, purpose);
+                self.send_accepted(key, index, op);
+            }
+            PurposeKind::Receive(key, index) => {
+                self.moving.insert(op, purpose);
+                self.receive_accepted(key, index, op);
+            }
         }
     }
 
@@ -288,8 +311,10 @@ impl Session {
         match purpose.0 {
             // A closed link reports its end by itself.
             PurposeKind::Control | PurposeKind::Answer => {}
-            PurposeKind::Send(key) => self.send_done(key, Err(refused.error)),
-            PurposeKind::Receive(key) => self.receive_done(key, OpMemory::None, Err(refused.error)),
+            PurposeKind::Send(..) | PurposeKind::Receive(..) => {
+                drop(refused.op);
+                self.moved(purpose, OpMemory::None, Err(refused.error));
+            }
         }
     }
 
@@ -390,7 +415,11 @@ impl Session {
                 self.handle_rts(key, rts)?;
             }
             Kind::Rtr => self.handle_rtr(key, &decode_body(&header, body)?)?,
-            Kind::Atp => self.handle_atp(key, &decode_body(&header, body)?)?,
+            Kind::Atp => {
+                let mut atp: body::Atp = decode_body(&header, body)?;
+                atp.closing = keep(atp.closing, header.body_len);
+                self.handle_atp(key, atp)?;
+            }
             Kind::Ats => self.handle_ats(key)?,
             Kind::Decline => self.handle_decline(key, decode_body(&header, body)?),
             Kind::Withdraw => self.handle_withdraw(key),
@@ -460,11 +489,17 @@ impl Session {
         if self.answers.left(op) {
             return;
         }
-        if let Some(key) = self.outgoing_of(op) {
-            drop(memory);
-            self.send_done(key, outcome);
-        } else if let Some(key) = self.incoming_of(op) {
-            self.receive_done(key, memory, outcome);
+        if let Some(purpose) = self.moving.remove(&op) {
+            self.moved(purpose, memory, outcome);
+        }
+    }
+
+    /// A piece is through, or will not be.
+    fn moved(&mut self, purpose: Purpose, memory: OpMemory, outcome: Result<u64, OpError>) {
+        match purpose.0 {
+            PurposeKind::Control | PurposeKind::Answer => {}
+            PurposeKind::Send(key, index) => self.send_done(key, index, memory, outcome),
+            PurposeKind::Receive(key, index) => self.receive_done(key, index, memory, outcome),
         }
     }
 

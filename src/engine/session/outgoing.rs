@@ -1,32 +1,41 @@
 //! The sender's side of a handoff.
+//!
+//! A payload that is pushed leaves in pieces (see `pieces`), each as soon as its blocks are there; that of a
+//! finished sequence is one piece, and knows no other difference. A piece's blocks are with the link, and not with
+//! the offer: what left does not depend on what becomes of the sequence.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Instant;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::bounds::said;
+use super::bounds::{CLOSING_LEN_MAX, said};
 use super::error::{OfferError, SessionEnd, SessionViolation};
+use super::source::{Growing, OfferPayload, OfferStream, Source};
 use super::{Action, HandoffKey, Notice, Purpose, PurposeKind, Session};
-use crate::pool::{Cursor, Digest, GatherList, Grant, SealedRun};
-use crate::transport::{Op, OpError, OpId, StreamTag};
-use crate::wire::{Header, Kind, body, encode_frame};
+use crate::pool::{Cursor, Digest, GatherList, Grant, SealedBlock};
+use crate::transport::{Op, OpError, OpId, OpMemory, StreamTag};
+use crate::wire::{BodyError, Header, Kind, body, encode_frame};
 
 /// Bytes digested a step for a receiver that pulls, so that other traffic is never held up for long.
 const DIGEST_STEP: usize = 2 << 20;
 
-/// What is offered.
-#[derive(Debug)]
-pub struct OfferPayload {
-    /// The sequence.
-    pub run: SealedRun,
-    /// What the receiver's user should know before it decides.
-    pub meta: Bytes,
+/// What became of an offer that the receiver committed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Committed {
+    /// Payload bytes that the link was done with before the sequence was finished.
+    pub ahead_len: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    run: SealedRun,
+    source: Source,
     state: State,
+    /// What the last word to the receiver's user is, once every token is there.
+    closing: Option<Bytes>,
+    /// What the link was done with before that.
+    ahead_len: u64,
     /// The user let go: the blocks stay only for as long as somebody may read them.
     withdrawn: bool,
     /// The receiver said its last word.
@@ -39,6 +48,8 @@ pub(super) struct Outgoing {
     adopted: usize,
     /// Whether the system still reads the blocks for the receiver.
     lingering: Lingering,
+    /// The blocks of which it may.
+    kept: Vec<GatherList>,
 }
 
 /// What is known of bytes that a lingering link was given.
@@ -65,12 +76,53 @@ pub(super) struct Lent {
 #[derive(Debug)]
 enum State {
     Offered,
-    /// The link has the payload.
-    Streaming(Option<OpId>),
+    /// The payload is pushed.
+    Pushing(Pushing),
     /// The receiver pulls; this side digests what it should get.
     Digesting(Box<Digesting>),
     /// ATP is out.
     Sent,
+}
+
+/// A payload on its way to the receiver, piece by piece.
+#[derive(Debug)]
+struct Pushing {
+    /// Of the first piece.
+    tag: u64,
+    /// Pieces that were not submitted.
+    todo: VecDeque<Range<usize>>,
+    /// Those that were, in the order of their tags.
+    pieces: Vec<Piece>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Piece {
+    /// On its way to the link, with so many bytes.
+    Submitted(u64),
+    /// The link has it.
+    With(OpId, u64),
+    /// The link is done with it; this is its digest.
+    Done(u64),
+    /// The link did not send it.
+    Failed,
+}
+
+impl Pushing {
+    /// Whether the link has a piece, or is about to.
+    fn is_open(&self) -> bool {
+        self.pieces.iter().any(|piece| matches!(piece, Piece::Submitted(_) | Piece::With(..)))
+    }
+
+    /// The digest of the payload, once all of it is out.
+    fn digest(&self) -> Option<u64> {
+        if !self.todo.is_empty() {
+            return None;
+        }
+        let digest =
+            |piece: &Piece| if let Piece::Done(digest) = piece { Some(*digest) } else { None };
+        let digests: Option<Vec<u64>> = self.pieces.iter().map(digest).collect();
+        Some(Digest::of_parts(&digests?))
+    }
 }
 
 #[derive(Debug)]
@@ -94,15 +146,41 @@ impl Digesting {
 }
 
 impl Outgoing {
+    fn new(source: Source, reachable: bool, grant: Option<Grant>, closing: Option<Bytes>) -> Self {
+        Self {
+            source,
+            state: State::Offered,
+            closing,
+            ahead_len: 0,
+            withdrawn: false,
+            answered: false,
+            reachable,
+            grant,
+            adopted: 0,
+            lingering: Lingering::No,
+            kept: Vec::new(),
+        }
+    }
+
     pub(super) fn is_withdrawn(&self) -> bool {
         self.withdrawn
     }
 
-    fn is_over(&self) -> bool {
-        let with_link = matches!(self.state, State::Streaming(_));
-        let readable = self.reachable && !self.answered;
-        self.withdrawn && !with_link && !readable && self.lingering == Lingering::No
+    /// Whether the link has some of the payload.
+    fn is_with_link(&self) -> bool {
+        matches!(&self.state, State::Pushing(pushing) if pushing.is_open())
     }
+
+    fn is_over(&self) -> bool {
+        let readable = self.reachable && !self.answered;
+        self.withdrawn && !self.is_with_link() && !readable && self.lingering == Lingering::No
+    }
+}
+
+/// Whether the receiver takes so many bytes with the digest.
+fn check_closing(closing: &Bytes) -> Result<(), OfferError> {
+    let found = closing.len();
+    if found > CLOSING_LEN_MAX { Err(BodyError::TooLong { found }.into()) } else { Ok(()) }
 }
 
 impl Session {
@@ -111,54 +189,113 @@ impl Session {
     /// # Errors
     /// [`OfferError`] when nothing was sent.
     pub fn offer(&mut self, key: HandoffKey, payload: OfferPayload) -> Result<(), OfferError> {
+        let OfferPayload { run, meta, closing } = payload;
+        check_closing(&closing)?;
+        let reachable = self.capabilities.get.is_some() && self.access.is_some();
+        let lends = reachable && self.capabilities.adopt;
+        let grant = lends.then(|| run.pool().grant()).flatten();
+        let mut rts = body::Rts { meta, ..body::Rts::default() };
+        if reachable {
+            let mut ids = BytesMut::with_capacity(run.blocks().len() * size_of::<u32>());
+            run.blocks().for_each(|block| ids.put_u32_le(block.id()));
+            rts.blocks = ids.freeze();
+            rts.lease = grant.as_ref().map(|grant| {
+                let id = grant.id();
+                body::Lease { slot: id.slot, generation: id.generation }
+            });
+        }
+        let offer = Outgoing::new(Source::Whole(run), reachable, grant, Some(closing));
+        self.open(key, offer, rts)
+    }
+
+    /// Offers a sequence while it is computed. [`push`](Self::push) brings its blocks, and
+    /// [`finish_offer`](Self::finish_offer) what there is to say at the end; the payload is pushed on every link.
+    ///
+    /// # Errors
+    /// [`OfferError`] when nothing was sent.
+    pub fn offer_stream(&mut self, key: HandoffKey, stream: OfferStream) -> Result<(), OfferError> {
+        let OfferStream { pool, tokens, piece_tokens, meta } = stream;
+        let growing = Growing::new(&pool, tokens, piece_tokens).ok_or(OfferError::Pieces)?;
+        let rts = body::Rts { meta, piece_tokens, ..body::Rts::default() };
+        self.open(key, Outgoing::new(Source::Growing(growing), false, None, None), rts)
+    }
+
+    fn open(&mut self, key: HandoffKey, offer: Outgoing, rts: body::Rts) -> Result<(), OfferError> {
         if let Some(end) = self.end() {
             return Err(OfferError::Ended(end.clone()));
         }
         if self.outgoing.contains_key(&key) || self.lent.iter().any(|lent| lent.key == key) {
             return Err(OfferError::Duplicate);
         }
-        let OfferPayload { run, meta } = payload;
-        let reachable = self.capabilities.get.is_some() && self.access.is_some();
-        let lends = reachable && self.capabilities.adopt;
-        let grant = lends.then(|| run.pool().grant()).flatten();
-        let offer = Outgoing {
-            run,
-            state: State::Offered,
-            withdrawn: false,
-            answered: false,
-            reachable,
-            grant,
-            adopted: 0,
-            lingering: Lingering::No,
-        };
-        let mut rts = body::Rts {
-            tokens: offer.run.tokens() as u64,
-            block_tokens: offer.run.order().block_tokens,
-            meta,
-            ..body::Rts::default()
-        };
-        if reachable {
-            let mut ids = BytesMut::with_capacity(offer.run.blocks().len() * size_of::<u32>());
-            offer.run.blocks().for_each(|block| ids.put_u32_le(block.id()));
-            rts.blocks = ids.freeze();
-            rts.lease = offer.grant.as_ref().map(|grant| {
-                let id = grant.id();
-                body::Lease { slot: id.slot, generation: id.generation }
-            });
-        }
+        let (tokens, order) = (offer.source.tokens() as u64, offer.source.order());
+        let rts = body::Rts { tokens, block_tokens: order.block_tokens, ..rts };
         let header = Header::control(Kind::Rts, key.request, key.epoch);
         self.send(encode_frame(header, &rts)?);
         self.outgoing.insert(key, offer);
         Ok(())
     }
 
+    /// Adds blocks to an offer that is computed meanwhile: those that follow the ones before, sealed. What
+    /// the receiver waits for leaves. Of an offer that is over, they are let go.
+    pub fn push(&mut self, key: HandoffKey, blocks: Vec<SealedBlock>) {
+        let Some(offer) = self.outgoing.get_mut(&key).filter(|offer| !offer.withdrawn) else {
+            return;
+        };
+        let Source::Growing(growing) = &mut offer.source else { return };
+        match growing.push(blocks) {
+            Ok(()) => self.pump(key),
+            Err(error) => self.fail_offer(key, error.into()),
+        }
+    }
+
+    /// Adds the last blocks of an offer, and what its receiver's user should know with the whole.
+    pub fn finish_offer(&mut self, key: HandoffKey, last: Vec<SealedBlock>, closing: Bytes) {
+        let Some(offer) = self.outgoing.get_mut(&key).filter(|offer| !offer.withdrawn) else {
+            return;
+        };
+        let Source::Growing(growing) = &mut offer.source else { return };
+        let whole = growing.push(last).and_then(|()| growing.check_whole());
+        match whole.map_err(OfferError::from).and_then(|()| check_closing(&closing)) {
+            Ok(()) => {
+                offer.closing = Some(closing);
+                self.pump(key);
+            }
+            Err(error) => self.fail_offer(key, error),
+        }
+    }
+
     /// Takes an offer back. No notice follows; the blocks are let go as soon as nobody can read them.
     pub fn withdraw(&mut self, key: HandoffKey) {
-        let Some(offer) = self.outgoing.get_mut(&key) else { return };
-        if !std::mem::replace(&mut offer.withdrawn, true) {
+        if self.stop(key) {
             self.send_for(key, Kind::Withdraw, &body::Withdraw {});
         }
         self.let_go(key);
+    }
+
+    /// Ends an offer for a reason of this side's.
+    fn fail_offer(&mut self, key: HandoffKey, error: OfferError) {
+        if self.stop(key) {
+            self.send_for(key, Kind::Withdraw, &body::Withdraw {});
+            self.notices.push_back(Notice::OfferEnded(key, Err(error)));
+        }
+        self.let_go(key);
+    }
+
+    /// Pushes no more of an offer; false if that is so already, or it is over.
+    fn stop(&mut self, key: HandoffKey) -> bool {
+        let Some(offer) = self.outgoing.get_mut(&key) else { return false };
+        if std::mem::replace(&mut offer.withdrawn, true) {
+            return false;
+        }
+        offer.source.forget();
+        if let State::Pushing(pushing) = &offer.state {
+            for piece in &pushing.pieces {
+                if let Piece::With(op, _) = piece {
+                    self.actions.push_back(Action::Cancel(*op));
+                }
+            }
+        }
+        true
     }
 
     /// Digests some of the payloads that receivers pull. Bounded work; true when there is more to do.
@@ -191,45 +328,69 @@ impl Session {
         if !matches!(offer.state, State::Offered) {
             return Err(SessionViolation::OutOfPlace(Kind::Rtr));
         }
-        let from = rtr.needed_from as usize;
+        let (from, tokens) = (rtr.needed_from as usize, offer.source.tokens());
+        let block_tokens = offer.source.order().block_tokens as usize;
+        if from > tokens || (from < tokens && !from.is_multiple_of(block_tokens)) {
+            return Err(SessionViolation::BadRange);
+        }
         if rtr.adopts {
-            let block_tokens = offer.run.order().block_tokens as usize;
-            let whole = from > 0 && from <= offer.run.tokens() && from.is_multiple_of(block_tokens);
-            if offer.grant.is_none() || rtr.tag != 0 || !whole {
+            if offer.grant.is_none()
+                || rtr.tag != 0
+                || from == 0
+                || !from.is_multiple_of(block_tokens)
+            {
                 return Err(SessionViolation::BadRange);
             }
             offer.adopted = from / block_tokens;
         }
-        if from == offer.run.tokens() {
-            self.all_sent(key, Digest::default().value());
-            return Ok(());
-        }
-        let list = offer.run.gather_from(from).map_err(|_| SessionViolation::BadRange)?;
-        if rtr.tag == 0 {
-            if !offer.reachable {
+        let todo = offer.source.pieces(from);
+        if rtr.tag == 0 && !todo.is_empty() {
+            let (Source::Whole(run), true) = (&offer.source, offer.reachable) else {
                 return Err(SessionViolation::OutOfPlace(Kind::Rtr));
-            }
+            };
+            let list = run.gather_from(from).map_err(|_| SessionViolation::BadRange)?;
             offer.state = State::Digesting(Box::new(Digesting {
                 list,
                 cursor: Cursor::default(),
                 digest: Digest::default(),
             }));
-        } else {
-            // From here on only the link reads the blocks.
-            offer.reachable = false;
-            offer.state = State::Streaming(None);
-            let op = Op::Stream { tag: StreamTag(rtr.tag), payload: list };
-            self.actions.push_back(Action::Submit(op, Purpose(PurposeKind::Send(key))));
+            return Ok(());
         }
+        if rtr.tag.checked_add(todo.len() as u64).is_none() {
+            return Err(SessionViolation::BadRange);
+        }
+        // From here on only the link reads the blocks.
+        offer.reachable = false;
+        offer.state = State::Pushing(Pushing { tag: rtr.tag, todo, pieces: Vec::new() });
+        self.pump(key);
         Ok(())
+    }
+
+    /// Gives the link the pieces whose blocks are there, and tells the receiver when it has had all.
+    fn pump(&mut self, key: HandoffKey) {
+        let Some(offer) = self.outgoing.get_mut(&key).filter(|offer| !offer.withdrawn) else {
+            return;
+        };
+        let State::Pushing(pushing) = &mut offer.state else { return };
+        while let Some(payload) = pushing.todo.front().and_then(|next| offer.source.take(next)) {
+            pushing.todo.pop_front();
+            let index = pushing.pieces.len();
+            pushing.pieces.push(Piece::Submitted(payload.len()));
+            let op = Op::Stream { tag: StreamTag(pushing.tag + index as u64), payload };
+            self.actions.push_back(Action::Submit(op, Purpose(PurposeKind::Send(key, index))));
+        }
+        if let Some(digest) = offer.closing.as_ref().and_then(|_| pushing.digest()) {
+            self.all_sent(key, digest);
+        }
     }
 
     pub(super) fn handle_ats(&mut self, key: HandoffKey) -> Result<(), SessionViolation> {
         match self.outgoing.get(&key) {
             None => self.counters.late_frames += 1,
-            Some(Outgoing { state: State::Sent, withdrawn, .. }) => {
+            Some(Outgoing { state: State::Sent, withdrawn, ahead_len, .. }) => {
                 if !withdrawn {
-                    self.notices.push_back(Notice::OfferEnded(key, Ok(())));
+                    let committed = Committed { ahead_len: *ahead_len };
+                    self.notices.push_back(Notice::OfferEnded(key, Ok(committed)));
                 }
                 self.lend(key);
             }
@@ -240,10 +401,10 @@ impl Session {
 
     /// The handoff is over; what the receiver adopted stays under its lease.
     fn lend(&mut self, key: HandoffKey) {
-        let Some(Outgoing { run, grant, adopted, .. }) = self.outgoing.remove(&key) else {
+        let Some(Outgoing { source, grant, adopted, .. }) = self.outgoing.remove(&key) else {
             return;
         };
-        if let Some(mut grant) = grant.filter(|_| adopted > 0) {
+        if let (Source::Whole(run), Some(mut grant)) = (source, grant.filter(|_| adopted > 0)) {
             grant.lend(run.into_first(adopted));
             self.lent.push(Lent { key, grant, due: None });
         }
@@ -294,17 +455,18 @@ impl Session {
             return;
         };
         offer.answered = true;
-        if !std::mem::replace(&mut offer.withdrawn, true) {
+        if self.stop(key) {
             let error = OfferError::Declined { code, reason: said(&decline.reason) };
             self.notices.push_back(Notice::OfferEnded(key, Err(error)));
         }
         self.let_go(key);
     }
 
-    pub(super) fn send_accepted(&mut self, key: HandoffKey, id: OpId) {
+    pub(super) fn send_accepted(&mut self, key: HandoffKey, index: usize, id: OpId) {
         let Some(offer) = self.outgoing.get_mut(&key) else { return };
-        if let State::Streaming(op) = &mut offer.state {
-            *op = Some(id);
+        let State::Pushing(pushing) = &mut offer.state else { return };
+        if let Piece::Submitted(len) = pushing.pieces[index] {
+            pushing.pieces[index] = Piece::With(id, len);
         }
         if self.capabilities.lingers {
             offer.lingering = Lingering::UnderWay;
@@ -314,30 +476,35 @@ impl Session {
         }
     }
 
-    pub(super) fn send_done(&mut self, key: HandoffKey, outcome: Result<u64, OpError>) {
+    pub(super) fn send_done(
+        &mut self,
+        key: HandoffKey,
+        index: usize,
+        memory: OpMemory,
+        outcome: Result<u64, OpError>,
+    ) {
         let Some(offer) = self.outgoing.get_mut(&key) else { return };
-        match outcome {
-            Ok(digest) => self.all_sent(key, digest),
-            Err(error) => {
-                offer.state = State::Sent;
-                if !std::mem::replace(&mut offer.withdrawn, true) {
-                    self.send_for(key, Kind::Withdraw, &body::Withdraw {});
-                    self.notices.push_back(Notice::OfferEnded(key, Err(error.into())));
-                }
-                self.let_go(key);
-            }
+        let State::Pushing(pushing) = &mut offer.state else { return };
+        if let (OpMemory::Payload(list), true) = (memory, offer.lingering != Lingering::No) {
+            offer.kept.push(list);
         }
-    }
-
-    pub(super) fn outgoing_of(&self, id: OpId) -> Option<HandoffKey> {
-        let streams =
-            |offer: &Outgoing| matches!(offer.state, State::Streaming(Some(op)) if op == id);
-        self.outgoing.iter().find(|(_, offer)| streams(offer)).map(|(key, _)| *key)
+        let before = std::mem::replace(&mut pushing.pieces[index], Piece::Failed);
+        match outcome {
+            Ok(digest) => {
+                pushing.pieces[index] = Piece::Done(digest);
+                if let (Piece::With(_, len), None) = (before, &offer.closing) {
+                    offer.ahead_len += len;
+                }
+                if offer.withdrawn { self.let_go(key) } else { self.pump(key) }
+            }
+            Err(error) => self.fail_offer(key, error.into()),
+        }
     }
 
     /// The session ends: tells the user, and keeps what a peer may still read until the link is gone.
     pub(super) fn fail_outgoing(&mut self, end: &SessionEnd, link_is_gone: bool) {
         for (key, offer) in &mut self.outgoing {
+            offer.source.forget();
             if !std::mem::replace(&mut offer.withdrawn, true) {
                 let error = OfferError::Ended(end.clone());
                 self.notices.push_back(Notice::OfferEnded(*key, Err(error)));
@@ -355,27 +522,23 @@ impl Session {
         if offer.withdrawn {
             self.let_go(key);
         } else {
-            self.send_for(key, Kind::Atp, &body::Atp { digest });
+            let closing = offer.closing.clone().unwrap_or_default();
+            self.send_for(key, Kind::Atp, &body::Atp { digest, closing });
         }
     }
 
-    /// Drops a withdrawn offer, or asks its link to be done with it, or the peer whether it has what the
-    /// link was given.
+    /// Drops a withdrawn offer that nobody reads, or asks the peer whether it has what the link was given.
     fn let_go(&mut self, key: HandoffKey) {
         let due = self.heard + 2 * self.timing.silence_max;
         let Some(offer) = self.outgoing.get_mut(&key) else { return };
-        match offer.state {
-            _ if offer.is_over() => {
-                self.outgoing.remove(&key);
-            }
-            State::Streaming(op) => self.actions.extend(op.map(Action::Cancel)),
-            _ if offer.lingering == Lingering::UnderWay && offer.withdrawn => {
-                let nonce = self.last_fence + 1;
-                offer.lingering = Lingering::Fenced { nonce, due };
-                self.last_fence = nonce;
-                self.send_own(Kind::Ping, &body::Ping { nonce });
-            }
-            _ => {}
+        if offer.is_over() {
+            self.outgoing.remove(&key);
+        } else if offer.lingering == Lingering::UnderWay && offer.withdrawn && !offer.is_with_link()
+        {
+            let nonce = self.last_fence + 1;
+            offer.lingering = Lingering::Fenced { nonce, due };
+            self.last_fence = nonce;
+            self.send_own(Kind::Ping, &body::Ping { nonce });
         }
     }
 

@@ -20,13 +20,22 @@ fn frames() -> Vec<(&'static str, Bytes)> {
         meta: Bytes::from_static(b"meta"),
         blocks: [7_u32, 300].into_iter().flat_map(u32::to_le_bytes).collect(),
         lease: Some(body::Lease { slot: 2, generation: 5 }),
+        piece_tokens: 0,
+    };
+    let streamed = body::Rts {
+        tokens: 4097,
+        block_tokens: 16,
+        meta: Bytes::from_static(b"meta"),
+        piece_tokens: 256,
+        ..body::Rts::default()
     };
     let rtr = body::Rtr { tag: 3, needed_from: 16, adopts: false };
     let adopting = body::Rtr { tag: 0, needed_from: 16, adopts: true };
-    let atp = body::Atp { digest: 0x0123_4567_89ab_cdef };
+    let atp = body::Atp { digest: 0x0123_4567_89ab_cdef, closing: Bytes::from_static(b"closing") };
     let message = body::AppMessage { kind: 2, body: Bytes::from_static(b"hi") };
     vec![
         ("rts", encode_frame(control(Kind::Rts), &rts).unwrap()),
+        ("rts in pieces", encode_frame(control(Kind::Rts), &streamed).unwrap()),
         ("rtr", encode_frame(control(Kind::Rtr), &rtr).unwrap()),
         ("rtr adopting", encode_frame(control(Kind::Rtr), &adopting).unwrap()),
         ("atp", encode_frame(control(Kind::Atp), &atp).unwrap()),

@@ -25,7 +25,11 @@ fn detail(kind: Kind, header: &Header, content: Bytes) -> Option<String> {
         Kind::Rts => {
             let rts: body::Rts = decode_body(header, content).ok()?;
             let lease = if rts.lease.is_some() { ", lent" } else { "" };
-            format!(", {} tokens in blocks of {}{lease}", rts.tokens, rts.block_tokens)
+            let pieces = match rts.piece_tokens {
+                0 => String::new(),
+                tokens => format!(", in pieces of {tokens}"),
+            };
+            format!(", {} tokens in blocks of {}{pieces}{lease}", rts.tokens, rts.block_tokens)
         }
         Kind::Rtr => {
             let rtr: body::Rtr = decode_body(header, content).ok()?;

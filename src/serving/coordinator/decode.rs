@@ -62,8 +62,10 @@ impl ServingCoordinator {
         let tokens_max = self.scheduler.facts().context_len;
         let keys = self.scheduler.prefix_keys(&request);
         let options = IngestOptions { tokens_max, growth, adopt: self.adopt, keys: &keys };
-        let sequence =
-            ingest_sequence_handoff(incoming, pool, options).await.map_err(ingest_failure)?;
+        let sequence = ingest_sequence_handoff(incoming, pool, options)
+            .await
+            .map_err(ingest_failure)?
+            .sequence;
         let adopted = sequence.adopted().map_or(0, |adopted| adopted.ids().len());
         let block_bytes = pool.spec().block_bytes() as u64;
         self.metrics.taken_over(

@@ -87,7 +87,7 @@ impl ServingCoordinator {
         let key = HandoffKey { request: request.id, epoch };
         let report = send_handoff_payload(&decode, key, handoff, meta).await;
         let report = report.map_err(|error| offer_failure(&decode, &error))?;
-        self.metrics.handed_over(report.payload_len, report.elapsed);
+        self.metrics.handed_over(report.payload_len, report.exposed);
         let frame = report_frame(&decode, report);
         let _ = results.send(frame).await;
         Ok(())
@@ -97,7 +97,7 @@ impl ServingCoordinator {
 fn report_frame(decode: &Connection, report: SendReport) -> ResultFrame {
     let handoff = HandoffReport {
         payload_bytes: report.payload_len,
-        elapsed_us: report.elapsed.as_micros() as u64,
+        elapsed_us: report.exposed.as_micros() as u64,
         link: decode.peer_address().to_owned(),
     };
     ResultFrame { handoff: Some(handoff), ..ResultFrame::of(Phase::FirstToken) }

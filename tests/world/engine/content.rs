@@ -1,6 +1,7 @@
 //! What the tokens of a sequence look like in memory.
 
 use blockwire::pool::{KvSequence, ReservedBlock, SealedBlock};
+use bytes::Bytes;
 
 use super::BLOCK;
 
@@ -18,6 +19,11 @@ pub(super) fn write(blocks: &mut [ReservedBlock], id: u32, tokens: usize) {
     for token in 0..tokens {
         blocks[token / BLOCK].fill_token((token % BLOCK) as u32, byte(id, token));
     }
+}
+
+/// What is said of a sequence when it is finished.
+pub(super) fn closing(id: u32) -> Bytes {
+    Bytes::copy_from_slice(&id.to_le_bytes())
 }
 
 /// The first token of `blocks` that is not what it should be; the blocks begin with token `first`.

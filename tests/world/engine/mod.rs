@@ -39,6 +39,8 @@ const HAPPENS: &[&str] = &[
     "operation refused",
     "read adopted",
     "read copied",
+    "sent ahead",
+    "sent whole",
 ];
 
 /// Tokens of a block.

@@ -58,7 +58,10 @@ async fn answer(
         Answer::Copy | Answer::Adopt => {
             let adopt = offer.answer == Answer::Adopt;
             let options = IngestOptions { tokens_max: 1 << 20, growth: 0, adopt, keys: &[] };
-            ingest_sequence_handoff(incoming, pool, options).await.map(Some)
+            let taken = ingest_sequence_handoff(incoming, pool, options).await?;
+            let good = taken.closing == content::closing(offer.id);
+            host.oracle().check(good, || format!("{offer:?}: {:?} is its end", taken.closing));
+            Ok(Some(taken.sequence))
         }
         Answer::Drop => {
             let blocks = pool.reserve(pool.spec().blocks_for(offer.tokens)).await?;

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use blockwire::handoff::{extract_sequence_handoff, send_handoff_payload};
-use blockwire::pool::KvSequence;
+use blockwire::handoff::{HandoffSender, SequenceHandoff, extract_sequence_handoff};
+use blockwire::pool::{KvSequence, SealedBlock};
 use blockwire::session::{HandoffKey, OfferError};
 use bytes::Bytes;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::content;
 use super::host::Host;
+use super::{BLOCK, content};
 use crate::scenario::{Answer, Offer};
 
 /// Receivers give up long before, and so do links that are silent.
@@ -47,13 +47,18 @@ async fn hand_over(host: &Host, offer: Offer) -> Result<(), String> {
     let connection = host.connection(offer.to).await.ok_or("nobody answers")?;
     let key = HandoffKey { request: Uuid::from_u128(u128::from(offer.id) + 1), epoch: 1 };
     let meta: Bytes = serde_json::to_vec(&offer).unwrap().into();
-    let sent = timeout(HANG, send_handoff_payload(&connection, key, handoff, meta)).await;
-    let Ok(sent) = sent else {
+    let mut sender = HandoffSender::new(connection, key, pool, offer.tokens, meta);
+    sender = sender.in_pieces_of(BLOCK as u32);
+    if offer.id % 2 == 1 {
+        compute(&mut sender, &handoff, offer).await.map_err(|error| error.to_string())?;
+    }
+    let Ok(sent) = timeout(HANG, sender.finish(handoff, content::closing(offer.id))).await else {
         host.oracle().fail(format!("{offer:?} hangs"));
         return Err("it hangs".to_owned());
     };
     match sent {
-        Ok(_) => {
+        Ok(report) => {
+            host.oracle().count(if report.ahead_len > 0 { "sent ahead" } else { "sent whole" });
             let wanted = !matches!(offer.answer, Answer::Drop | Answer::Decline);
             host.oracle().check(wanted, || format!("{offer:?} is committed by nobody"));
             Ok(())
@@ -66,4 +71,24 @@ async fn hand_over(host: &Host, offer: Offer) -> Result<(), String> {
             Err(error.to_string())
         }
     }
+}
+
+/// Sends blocks ahead, as if the others were still computed. Some are told of twice.
+async fn compute(
+    sender: &mut HandoffSender,
+    handoff: &SequenceHandoff,
+    offer: Offer,
+) -> Result<(), OfferError> {
+    let blocks: Vec<SealedBlock> = handoff.run().blocks().cloned().collect();
+    let chunk = 1 + offer.id as usize / 2 % 3;
+    let millis = u64::from(offer.id / 6 % 4);
+    for first in (0..blocks.len().saturating_sub(chunk)).step_by(chunk) {
+        sender.push(first.saturating_sub(1), &blocks[first.saturating_sub(1)..first + chunk]);
+        tokio::select! {
+            biased;
+            error = sender.failed() => return Err(error),
+            () = sleep(Duration::from_millis(millis)) => {}
+        }
+    }
+    Ok(())
 }

@@ -176,7 +176,8 @@ async fn lend(connection: &Connection, pool: &BlockPool, step: &str) {
 
 async fn borrow(events: &mut Events, pool: &BlockPool, step: &str, adopt: bool) {
     let (first, byte) = next_offer(events).await.unwrap();
-    check(ingest_sequence_handoff(first, pool, ingest_options(adopt)).await.unwrap(), byte);
+    let first = ingest_sequence_handoff(first, pool, ingest_options(adopt)).await.unwrap();
+    check(first.sequence, byte);
     // Its commit leaves with the driver's next turn.
     tokio::time::sleep(Duration::from_millis(2)).await;
     die_later(step);
@@ -205,7 +206,7 @@ async fn borrow(events: &mut Events, pool: &BlockPool, step: &str, adopt: bool) 
             Poll::Pending => landing.await.unwrap(),
         };
         at("landed");
-        let Landed { adopted, blocks } = landed.commit().await.unwrap();
+        let Landed { adopted, blocks, .. } = landed.commit().await.unwrap();
         at("committed");
         let sequence = match adopted {
             Some(adopted) => KvSequence::from_adopted(pool, adopted, blocks, TOKENS),
@@ -258,7 +259,7 @@ async fn round(
         let mut kept = vec![];
         while let Some((incoming, byte)) = next_offer(&mut events).await {
             let taken = ingest_sequence_handoff(incoming, pool, ingest_options(adopt)).await;
-            kept.extend(taken.ok().map(|sequence| (sequence, byte)));
+            kept.extend(taken.ok().map(|taken| (taken.sequence, byte)));
             // Some are held over the lender's death; not all, or the pools would stand still.
             kept.truncate(3);
         }

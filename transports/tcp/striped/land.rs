@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use blockwire::pool::ScatterList;
+use blockwire::pool::{Digest, ScatterList};
 use blockwire::transport::{
     Completion, LinkEvent, OpError, OpId, OpMemory, StreamTag, TagSet, Violation,
 };
@@ -184,7 +184,7 @@ impl Land {
             |part: &Part| if let Part::Landed(_, digest) = part { Some(*digest) } else { None };
         let digests: Option<Vec<u64>> = self.parts.iter().map(digest).collect();
         let error = || self.ended.as_ref().or(end).cloned().unwrap_or(OpError::Cancelled);
-        digests.map(|digests| split::digest(&digests)).ok_or_else(error)
+        digests.map(|digests| Digest::of_parts(&digests)).ok_or_else(error)
     }
 
     fn complete(self, outcome: Result<u64, OpError>) -> LinkEvent {

@@ -418,6 +418,6 @@ impl Link for StripedLink {
 #[cfg(test)]
 pub(crate) fn examples() -> Vec<(&'static str, Vec<u8>)> {
     let frames = frame::examples().map(|(name, frame)| (name, frame.encode().to_vec()));
-    let digest = ("digest of parts with the digests 1 and 2", split::digest(&[1, 2]));
+    let digest = ("digest of parts with the digests 1 and 2", Digest::of_parts(&[1, 2]));
     frames.into_iter().chain([(digest.0, digest.1.to_le_bytes().to_vec())]).collect()
 }

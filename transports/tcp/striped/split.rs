@@ -4,11 +4,10 @@
 //! multiples of 64 KiB, so that few blocks are cut. A payload that is not worth it stays whole.
 //!
 //! XXH3 over parts does not give XXH3 over the whole, and one pass over the whole would keep the parts
-//! waiting for each other. So the digest of a payload of several parts is XXH3 over the digests of its
-//! parts, eight bytes each, little-endian, in the order of the bytes; of one part it is the part's. Both
+//! waiting for each other. So the digest of a payload of several parts is [that of its parts][of_parts]. Both
 //! ends have the same parts, whatever happens to stripes: a part that is sent again stays what it was.
-
-use blockwire::pool::Digest;
+//!
+//! [of_parts]: blockwire::pool::Digest::of_parts
 
 /// Least bytes of a part: below, a second stripe gains less than it costs.
 const PART_LEN_MIN: u64 = 1 << 20;
@@ -29,16 +28,6 @@ pub(super) fn shares(len: u64, stripes: usize) -> Vec<u64> {
     lens
 }
 
-/// The digest of a payload whose parts have these.
-pub(super) fn digest(parts: &[u64]) -> u64 {
-    if let [only] = parts {
-        return *only;
-    }
-    let mut digest = Digest::default();
-    parts.iter().for_each(|part| digest.update(&part.to_le_bytes()));
-    digest.value()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,14 +46,5 @@ mod tests {
         }
         assert_eq!(shares(2 * PART_LEN_MIN - 1, 4).len(), 1);
         assert_eq!(shares(4 * PART_LEN_MIN, 4), [PART_LEN_MIN; 4]);
-    }
-
-    #[test]
-    fn one_part_keeps_its_digest() {
-        assert_eq!(digest(&[7]), 7);
-        let bytes = [7_u64.to_le_bytes(), 8_u64.to_le_bytes()].concat();
-        let mut expected = Digest::default();
-        expected.update(&bytes);
-        assert_eq!(digest(&[7, 8]), expected.value());
     }
 }

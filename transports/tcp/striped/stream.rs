@@ -17,7 +17,6 @@ use blockwire::transport::{
 };
 
 use super::frame::{Frame, Place, PlannedPart};
-use super::split;
 use super::stripes::{FenceOn, Stripes, Use};
 
 /// Most plans that wait for their payload. They wait for no longer than the session's next step, except
@@ -369,7 +368,7 @@ impl Stream {
         let digests: Option<Vec<u64>> =
             self.parts.iter().map(|part| part.digest().or(lost)).collect();
         let outcome = match (digests, self.over, &self.ended) {
-            (Some(digests), Some(_), _) => Ok(split::digest(&digests)),
+            (Some(digests), Some(_), _) => Ok(Digest::of_parts(&digests)),
             (_, _, Some(error)) => Err(error.clone()),
             _ => return None,
         };
@@ -491,7 +490,7 @@ mod tests {
             digests.push(digest.value());
             rest = after;
         }
-        assert_eq!(outcome(&events).unwrap(), split::digest(&digests));
+        assert_eq!(outcome(&events).unwrap(), Digest::of_parts(&digests));
     }
 
     #[test]

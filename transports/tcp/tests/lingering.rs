@@ -219,7 +219,8 @@ fn offer(pool: &BlockPool, count: usize) -> OfferPayload {
     let mut blocks = pool.try_reserve(count).unwrap();
     blocks.iter_mut().for_each(|block| block.fill(7));
     let blocks = blocks.into_iter().map(ReservedBlock::seal).collect();
-    OfferPayload { run: SealedRun::new(pool, blocks, count * 16).unwrap(), meta: Bytes::new() }
+    let run = SealedRun::new(pool, blocks, count * 16).unwrap();
+    OfferPayload { run, meta: Bytes::new(), closing: Bytes::new() }
 }
 
 /// A handoff is given up when all of it is sent and nothing is read: the blocks stay with it. The

@@ -51,6 +51,8 @@ fn the_scripts_of_a_liar_come_as_far_as_they_say() {
         ("offered_and_pushed", reached(1, 0, 0, 0)),
         ("offers_and_lends", reached(0, 0, 1, 1)),
         ("offers_and_streams", reached(0, 0, 1, 0)),
+        ("offers_in_pieces", reached(0, 0, 1, 0)),
+        ("offered_in_pieces", reached(1, 0, 0, 0)),
     ] {
         assert_eq!(liar::play(&scripts[name]), expected, "{name}");
     }

@@ -19,7 +19,7 @@ pub(crate) fn play(bytes: &[u8]) {
         if script.is_over() {
             break;
         }
-        let (kind, number, index) = (script.byte() % 15, script.byte(), script.byte());
+        let (kind, number, index) = (script.byte() % 17, script.byte(), script.byte());
         step(&mut world, kind, number.into(), index.into());
     }
     world.finish();

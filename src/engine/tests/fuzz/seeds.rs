@@ -18,8 +18,8 @@ fn hello() -> body::Hello {
     let segments = vec![segment(body::Part::Key), segment(body::Part::Value)];
     let layers = vec![body::LayerRun { count: 2, segments }];
     body::Hello {
-        version_min: 1,
-        version_max: 1,
+        version_min: 2,
+        version_max: 2,
         instance: Bytes::copy_from_slice(Uuid::from_u128(1).as_bytes()),
         name: "prefill 127.0.0.1:7411".into(),
         fingerprint: Bytes::from_static(b"model"),
@@ -44,7 +44,7 @@ pub(crate) fn hellos() -> Seeds {
         ("node", &whole),
         ("router", &router),
         ("other_geometry", &other),
-        ("newer", &body::Hello { version_min: 2, version_max: 9, ..whole.clone() }),
+        ("newer", &body::Hello { version_min: 3, version_max: 9, ..whole.clone() }),
         ("other_model", &body::Hello { fingerprint: Bytes::from_static(b"else"), ..whole.clone() }),
         ("other_backend", &body::Hello { backend: "mlx 1".into(), ..whole.clone() }),
     ];
@@ -62,15 +62,18 @@ pub(crate) fn frames() -> Seeds {
         meta: Bytes::from_static(b"meta"),
         blocks: [7_u32, 3].into_iter().flat_map(u32::to_le_bytes).collect(),
         lease: Some(body::Lease { slot: 2, generation: 5 }),
+        piece_tokens: 0,
     };
+    let streamed = body::Rts { blocks: Bytes::new(), lease: None, piece_tokens: 4, ..rts.clone() };
     let part = body::PlanPart { len: 4096, stripe: 1, stripe_tag: 9 };
     let reason = || "because".to_owned();
     vec![
         ("hello", frame(Kind::Hello, &hello())),
         ("refuse", frame(Kind::Refuse, &body::Refuse { code: 2, reason: reason() })),
         ("rts", frame(Kind::Rts, &rts)),
+        ("rts_in_pieces", frame(Kind::Rts, &streamed)),
         ("rtr", frame(Kind::Rtr, &body::Rtr { tag: 3, needed_from: 4, adopts: false })),
-        ("atp", frame(Kind::Atp, &body::Atp { digest: u64::MAX })),
+        ("atp", frame(Kind::Atp, &body::Atp { digest: u64::MAX, closing: "end".into() })),
         ("ats", frame(Kind::Ats, &body::Ats {})),
         ("decline", frame(Kind::Decline, &body::Decline { code: 3, reason: reason() })),
         ("message", frame(Kind::Message, &body::AppMessage { kind: 2, body: "hi".into() })),
@@ -106,6 +109,13 @@ pub(crate) fn scripts() -> Seeds {
     let offer = [&[18, 0, 6][..], &TAKEN].concat();
     let adopting = [&[5, 0, N, 2, N, 1, 0][..], &TAKEN].concat();
     let streaming = [&[5, 2, N, 0, N, 0, 0][..], &TAKEN].concat();
+    // A sequence of 9 tokens, of which a block is there when the peer asks for all.
+    let begun = [&[41, 0, 8][..], &TAKEN, &[42, 0, 0], &[5, 2, N, 0, N, 0, 0], &TAKEN].concat();
+    let pushed = [&[42, 0, 0][..], &TAKEN, &[42, 0, 0], &TAKEN, &[43, 0]].concat();
+    let piece_done = [39, 2, 2, 0];
+    // One of 12 tokens, in three pieces, that the peer computes.
+    let rts_in_pieces = [40, 2, N, 0, N, 0, N, 0, 0];
+    let accept_pieces = [&[22, 0, 7][..], &[0; 4]].concat();
     vec![
         ("nothing", vec![]),
         ("hello", pulls.to_vec()),
@@ -120,6 +130,25 @@ pub(crate) fn scripts() -> Seeds {
             "offers_and_streams",
             [&pushes[..], &offer, &streaming, &[39, 2, 2, 0, 0], &ats, &[30, 0]].concat(),
         ),
+        (
+            "offers_in_pieces",
+            [&pushes[..], &begun, &piece_done, &pushed, &piece_done, &piece_done, &TAKEN, &ats]
+                .concat(),
+        ),
+        (
+            "offered_in_pieces",
+            [
+                &pushes[..],
+                &rts_in_pieces,
+                &accept_pieces,
+                &complete,
+                &piece_done,
+                &piece_done,
+                &[8, 7, 0],
+                &commit,
+            ]
+            .concat(),
+        ),
         ("waits", [&pulls[..], &[33, 1, 0, 33, 1, 0, 33, 0]].concat()),
         ("everything", (0..=255).chain((0..=255).rev()).collect()),
     ]
@@ -129,12 +158,19 @@ pub(crate) fn scripts() -> Seeds {
 pub(crate) fn steps() -> Seeds {
     let offered = [[0, 0, 0], [3, 0, 0], [7, 0, 0], [1, 0, 0]];
     let moved = [[5, 0, 1], [6, 0, 1], [3, 0, 0], [3, 0, 0], [10, 0, 0], [1, 0, 0]];
+    // Number 1 is offered while it is computed, and its first piece moves before the last is there.
+    let begun = [[0, 0, 0], [3, 0, 0], [7, 1, 0], [1, 0, 0], [15, 1, 0], [5, 0, 1], [3, 0, 0]];
+    let ended = [[15, 1, 0], [15, 1, 0], [16, 1, 0], [5, 0, 1], [5, 0, 1], [3, 0, 0], [3, 0, 0]];
+    let committed = [[3, 0, 0], [10, 1, 0], [1, 0, 0]];
+    let pieces = [&begun[..], &ended, &committed].concat();
     let script = |way: u8, more: &[[u8; 3]]| -> Vec<u8> {
         let steps = offered.iter().chain(&moved).chain(more).flatten().copied();
         std::iter::once(way).chain(steps).collect()
     };
     vec![
         ("pushed", script(0, &[])),
+        ("pushed_in_pieces", script(0, &pieces)),
+        ("lingering_in_pieces", script(1, &pieces)),
         ("lingering_and_withdrawn", script(1, &[[0, 0, 0], [3, 0, 0], [7, 1, 0], [8, 1, 0]])),
         ("pulled_and_abandoned", script(2, &[[0, 0, 0], [3, 0, 0], [7, 1, 0], [9, 1, 0]])),
         ("adopted_and_recalled", script(3, &[[13, 0, 0], [3, 0, 0], [14, 0, 0], [12, 0, 0]])),

@@ -30,7 +30,7 @@ async fn hand_over(pair: &mut Pair, tokens: usize) -> KvSequence {
     let send = send_handoff_payload(&pair.to_decode, key(), handoff, Bytes::new());
     let receive = async {
         let incoming = next_handoff(&mut pair.from_prefill).await;
-        ingest_sequence_handoff(incoming, &pair.decode.pool, ADOPTING).await.unwrap()
+        ingest_sequence_handoff(incoming, &pair.decode.pool, ADOPTING).await.unwrap().sequence
     };
     let (sent, sequence) = tokio::join!(send, receive);
     sent.unwrap();

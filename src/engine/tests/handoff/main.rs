@@ -5,3 +5,4 @@ mod adopted;
 mod moved;
 mod pair;
 mod prefix;
+mod streamed;

@@ -40,6 +40,7 @@ fn sequences_of_every_length_arrive_whole_whatever_the_layouts() {
                     ingest_sequence_handoff(incoming, &pair.decode.pool, copying(1000, 20))
                         .await
                         .unwrap()
+                        .sequence
                 };
                 let (report, sequence) = tokio::join!(send, receive);
                 assert_eq!(report.unwrap().payload_len, bytes);
@@ -182,7 +183,7 @@ fn peers_that_do_not_fit_are_refused_by_name_and_others_go_on() {
             }
         );
         sent.unwrap();
-        assert_written(sequence.unwrap(), 3);
+        assert_written(sequence.unwrap().sequence, 3);
     });
 }
 

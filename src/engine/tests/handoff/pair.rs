@@ -48,7 +48,7 @@ pub(crate) struct Pair {
     pub(crate) prefill: Side,
     pub(crate) decode: Side,
     pub(crate) to_decode: Connection,
-    pub(crate) _from_decode: Events,
+    pub(crate) from_decode: Events,
     pub(crate) to_prefill: Connection,
     pub(crate) from_prefill: Events,
     pub(crate) _listening: Listening,
@@ -77,13 +77,13 @@ pub(crate) async fn pair(
     let (prefill, decode) = (side(transport, prefill), side(transport, decode));
     let mut listening = decode.endpoint.listen(bind).await.unwrap();
     let address = listening.local_address().clone();
-    let (to_decode, _from_decode) = prefill.endpoint.connect(&address).await.unwrap();
+    let (to_decode, from_decode) = prefill.endpoint.connect(&address).await.unwrap();
     let (to_prefill, from_prefill) = listening.accept().await.unwrap();
     Pair {
         prefill,
         decode,
         to_decode,
-        _from_decode,
+        from_decode,
         to_prefill,
         from_prefill,
         _listening: listening,

@@ -39,7 +39,7 @@ async fn hand_over(pair: &mut Pair, tokens: usize, adopt: bool) -> KvSequence {
         let incoming = next_handoff(&mut pair.from_prefill).await;
         let keys = keys(&pair.decode.pool, tokens);
         let options = IngestOptions { tokens_max: 1000, growth: 20, adopt, keys: &keys };
-        ingest_sequence_handoff(incoming, &pair.decode.pool, options).await.unwrap()
+        ingest_sequence_handoff(incoming, &pair.decode.pool, options).await.unwrap().sequence
     };
     let (sent, received) = tokio::join!(send, receive);
     sent.unwrap();

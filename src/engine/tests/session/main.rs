@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod order;
+mod pieces;
 mod world;
 
 use std::time::Duration;
@@ -84,7 +85,7 @@ proptest! {
             Just(Way::Pull),
             Just(Way::Adopt),
         ],
-        steps in proptest::collection::vec((0u8..15, any::<u32>(), any::<usize>()), 0..120),
+        steps in proptest::collection::vec((0u8..17, any::<u32>(), any::<usize>()), 0..120),
     ) {
         let mut world = World::new(way);
         for (kind, number, index) in steps {

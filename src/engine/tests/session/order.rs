@@ -55,7 +55,7 @@ fn a_commit_before_the_digest_is_a_violation() {
     let session = &mut world.sessions[SENDER];
     session.handle_event(LinkEvent::Received(frame), clock::now());
     assert!(matches!(session.end(), Some(SessionEnd::Violated(_))), "{:?}", session.end());
-    let committed = |notice: Notice| matches!(notice, Notice::OfferEnded(_, Ok(())));
+    let committed = |notice: Notice| matches!(notice, Notice::OfferEnded(_, Ok(_)));
     assert!(!std::iter::from_fn(|| session.poll_notice()).any(committed));
 }
 

@@ -13,11 +13,11 @@ use std::time::Duration;
 use blockwire::clock;
 use blockwire::pool::{
     BlockPool, Cursor, Digest, Dtype, Extent, GatherList, KvSequence, KvSpec, PeerMemory,
-    PoolOptions, ReservedBlock, ScatterList, SealedRun, TransferStats,
+    PoolOptions, ReservedBlock, ScatterList, SealedBlock, SealedRun, TransferStats,
 };
 use blockwire::session::{
-    Action, DeclineCode, HandoffKey, Identity, Landed, Notice, OfferPayload, PoolAccess, Session,
-    Timing,
+    Action, DeclineCode, HandoffKey, Identity, Landed, Notice, OfferPayload, OfferStream,
+    PoolAccess, Session, Timing,
 };
 use blockwire::transport::{
     Capabilities, CloseReason, Completion, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
@@ -28,7 +28,10 @@ use uuid::Uuid;
 
 pub const SENDER: usize = 0;
 pub const RECEIVER: usize = 1;
+const BLOCK: usize = 4;
 const TOKENS: usize = 7;
+/// Of a sequence that is offered while it is computed: three pieces.
+const STREAMED_TOKENS: usize = 11;
 const OVERWRITTEN: u8 = 0xee;
 /// Until then everything must have come to its end.
 const ROUNDS_MAX: usize = 200;
@@ -45,6 +48,7 @@ fn pool() -> BlockPool {
 /// How the payload comes to the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
+    /// Where the number is odd, while it is computed.
     Push,
     /// Pushed, and read from the sender's blocks when it arrives.
     Lingering,
@@ -57,6 +61,10 @@ pub enum Way {
 #[derive(Debug, Default)]
 pub struct Known {
     pub offered: bool,
+    /// Blocks that were computed and not pushed.
+    pub unsent: VecDeque<SealedBlock>,
+    /// Whether there is something to push, or the end of it to be told.
+    pub streams: bool,
     pub sender_ended: u32,
     pub receiver_ended: u32,
     pub at_receiver: bool,
@@ -123,31 +131,72 @@ impl World {
         (number % 200) as u8
     }
 
+    fn streams(&self, number: u32) -> bool {
+        matches!(self.way, Way::Push | Way::Lingering) && !number.is_multiple_of(2)
+    }
+
+    fn tokens(&self, number: u32) -> usize {
+        if self.streams(number) { STREAMED_TOKENS } else { TOKENS }
+    }
+
+    /// First token that the receiver asks for.
+    fn from(&self, number: u32) -> usize {
+        if self.streams(number) && number % 4 == 3 { BLOCK } else { 0 }
+    }
+
     pub fn offer(&mut self, number: u32) {
-        let Ok(mut blocks) = self.pools[SENDER].try_reserve(2) else { return };
+        let (tokens, streams) = (self.tokens(number), self.streams(number));
+        // All at once, as a scheduler does it that computes a prompt.
+        let pool = self.pools[SENDER].clone();
+        let Ok(mut blocks) = pool.try_reserve(tokens.div_ceil(BLOCK)) else { return };
         blocks.iter_mut().for_each(|block| block.fill(Self::pattern(number)));
-        let blocks = blocks.into_iter().map(ReservedBlock::seal).collect();
-        let payload = OfferPayload {
-            run: SealedRun::new(&self.pools[SENDER], blocks, TOKENS).unwrap(),
-            meta: Bytes::new(),
+        let blocks: Vec<_> = blocks.into_iter().map(ReservedBlock::seal).collect();
+        let (session, key, meta) = (&mut self.sessions[SENDER], Self::key(number), Bytes::new());
+        let mut unsent = VecDeque::new();
+        let offered = if streams {
+            unsent = blocks.into();
+            let stream = OfferStream { pool, tokens, piece_tokens: BLOCK as u32, meta };
+            session.offer_stream(key, stream)
+        } else {
+            let run = SealedRun::new(&pool, blocks, tokens).unwrap();
+            session.offer(key, OfferPayload { run, meta, closing: closing(number) })
         };
-        if self.sessions[SENDER].offer(Self::key(number), payload).is_ok() {
-            self.known.entry(number).or_default().offered = true;
+        if offered.is_ok() {
+            let known = self.known.entry(number).or_default();
+            (known.offered, known.unsent, known.streams) = (true, unsent, streams);
+        }
+    }
+
+    /// One more block is computed. Nothing but the session holds it from here on.
+    pub fn push(&mut self, number: u32) {
+        let known = self.known.get_mut(&number).unwrap();
+        if let Some(block) = known.unsent.pop_front() {
+            self.sessions[SENDER].push(Self::key(number), vec![block]);
+        }
+    }
+
+    /// All of it was computed, if so.
+    pub fn finish_offer(&mut self, number: u32) {
+        let known = self.known.get_mut(&number).unwrap();
+        if known.unsent.is_empty() && std::mem::take(&mut known.streams) {
+            self.sessions[SENDER].finish_offer(Self::key(number), vec![], closing(number));
         }
     }
 
     pub fn accept(&mut self, number: u32) {
+        let (tokens, from) = (self.tokens(number), self.from(number));
         let known = self.known.get_mut(&number).unwrap();
         if !known.at_receiver || known.accepted || known.receiver_ended > 0 {
             return;
         }
         let (pool, session) = (&self.pools[RECEIVER], &mut self.sessions[RECEIVER]);
         let adopts = self.way == Way::Adopt && number.is_multiple_of(2);
-        if let Ok(blocks) = pool.try_reserve(if adopts { 1 } else { 2 }) {
+        let needed = if adopts { 1 } else { (tokens - from).div_ceil(BLOCK) };
+        if let Ok(blocks) = pool.try_reserve(needed) {
             known.accepted = true;
             match adopts {
                 true => session.adopt(Self::key(number), pool, blocks),
-                false => session.accept(Self::key(number), pool, blocks, 0),
+                false => session.accept(Self::key(number), pool, blocks, from),
             }
         }
     }
@@ -166,6 +215,7 @@ impl World {
         let known = self.known.get_mut(&number).unwrap();
         if known.sender_ended == 0 {
             known.sender_ended += 1;
+            known.unsent.clear();
             self.sessions[SENDER].withdraw(Self::key(number));
         }
     }
@@ -186,8 +236,9 @@ impl World {
     }
 
     pub fn commit(&mut self, number: u32) {
+        let len = self.tokens(number) - self.from(number);
         let known = self.known.get_mut(&number).unwrap();
-        let Some(Landed { adopted, blocks }) = known.landed.take() else { return };
+        let Some(Landed { adopted, blocks, .. }) = known.landed.take() else { return };
         if self.sessions[RECEIVER].commit(Self::key(number)) {
             known.committed = true;
             known.receiver_ended += 1;
@@ -198,7 +249,7 @@ impl World {
                     known.adopted = Some(sequence);
                 }
                 None => check(
-                    KvSequence::from_blocks(pool, vec![], blocks, TOKENS).unwrap(),
+                    KvSequence::from_blocks(pool, vec![], blocks, len).unwrap(),
                     Self::pattern(number),
                 ),
             }
@@ -298,7 +349,7 @@ impl World {
         }
     }
 
-    fn completed(
+    pub fn completed(
         &mut self,
         side: usize,
         op: OpId,
@@ -390,12 +441,14 @@ impl World {
         let number = |key: HandoffKey| key.request.as_u128() as u32;
         match notice {
             Notice::Offered(key, manifest) => {
-                assert_eq!(manifest.tokens, TOKENS);
+                assert_eq!(manifest.tokens, self.tokens(number(key)));
                 self.known.get_mut(&number(key)).unwrap().at_receiver = true;
             }
             Notice::Landed(key, landed) => {
                 let known = self.known.get_mut(&number(key)).unwrap();
                 assert_eq!(known.receiver_ended, 0, "landed after its end");
+                assert_eq!(landed.closing, closing(number(key)));
+                assert!(known.unsent.is_empty() && !known.streams, "landed before it was finished");
                 known.landed = Some(landed);
             }
             Notice::LandFailed(key, _) => {
@@ -406,6 +459,7 @@ impl World {
             Notice::OfferEnded(key, outcome) => {
                 let known = self.known.get_mut(&number(key)).unwrap();
                 known.sender_ended += 1;
+                known.unsent.clear();
                 assert!(outcome.is_err() || known.committed, "a commit that never was");
             }
             Notice::Ready(_) | Notice::Message(_) => {}
@@ -428,6 +482,9 @@ impl World {
             }
             let numbers: Vec<u32> = self.known.keys().copied().collect();
             for number in numbers {
+                self.push(number);
+                self.finish_offer(number);
+                self.settle();
                 self.accept(number);
                 self.settle();
                 self.commit(number);
@@ -459,11 +516,17 @@ impl World {
     }
 }
 
+/// What is said of an offer at its end.
+fn closing(number: u32) -> Bytes {
+    Bytes::copy_from_slice(&number.to_le_bytes())
+}
+
 /// Every byte of a committed sequence is what was offered.
 fn check(mut sequence: KvSequence, pattern: u8) {
     assert!(sequence.adopted().is_none());
+    let len = sequence.len();
     for (token, block) in
-        sequence.finish().iter().flat_map(|b| (0..4).map(move |t| (t, b))).take(TOKENS)
+        sequence.finish().iter().flat_map(|b| (0..4).map(move |t| (t, b))).take(len)
     {
         let bytes = block.token_bytes(token);
         let wrong = bytes.iter().flatten().flat_map(|b| b.iter()).any(|b| *b != pattern);
@@ -496,7 +559,7 @@ fn memory_of(op: Op) -> OpMemory {
     }
 }
 
-fn write(mut room: ScatterList, mut bytes: &[u8]) -> ScatterList {
+pub fn write(mut room: ScatterList, mut bytes: &[u8]) -> ScatterList {
     for slice in room.slices(&Cursor::default(), usize::MAX) {
         let (now, later) = bytes.split_at(slice.len());
         slice.copy_from_slice(now);
@@ -541,6 +604,8 @@ pub fn step(world: &mut World, kind: u8, number: u32, index: usize) {
         12 if offered => world.release(number),
         13 => drop(world.sessions[SENDER].recall_oldest(clock::now())),
         14 if offered => world.bring_home(number),
+        15 if offered => world.push(number),
+        16 if offered => world.finish_offer(number),
         _ => {}
     }
     world.settle();

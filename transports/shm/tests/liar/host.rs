@@ -242,7 +242,7 @@ async fn take(incoming: IncomingHandoff, pool: BlockPool) -> Option<KvSequence> 
     match how {
         0..=4 => {
             let options = IngestOptions { tokens_max: 64, growth: 4, adopt: how < 3, keys: &[] };
-            ingest_sequence_handoff(incoming, &pool, options).await.ok()
+            ingest_sequence_handoff(incoming, &pool, options).await.ok().map(|taken| taken.sequence)
         }
         5 => {
             incoming.decline(DeclineCode::DeclineNoRoom, "not today");

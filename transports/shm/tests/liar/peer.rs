@@ -187,7 +187,7 @@ impl Liar {
             9 => {
                 let digest = script.number(&[Digest::default().value(), self.digest(4)]);
                 let key = self.key(script);
-                self.frame(Kind::Atp, key, &body::Atp { digest });
+                self.frame(Kind::Atp, key, &body::Atp { digest, closing: Bytes::new() });
             }
             10 if script.rarely(4) => self.key_frame(Kind::Ats, script),
             11 => {
@@ -360,8 +360,8 @@ impl Liar {
         let layout = body::PoolLayout::BlockMajor.into();
         let pool = body::PoolAccess { region_key: 0, layout, blocks: BLOCKS };
         body::Hello {
-            version_min: 1,
-            version_max: 1,
+            version_min: 2,
+            version_max: 2,
             instance: vec![7; 16].into(),
             name: "liar".into(),
             geometry: Some(body::Geometry { block_tokens: 4, layers }),
@@ -423,7 +423,9 @@ impl Liar {
         if script.rarely(6) {
             blocks.truncate(blocks.len().saturating_sub(1));
         }
-        self.frame(Kind::Rts, key, &body::Rts { tokens, block_tokens, meta, blocks, lease });
+        let piece_tokens = 0;
+        let rts = body::Rts { tokens, block_tokens, meta, blocks, lease, piece_tokens };
+        self.frame(Kind::Rts, key, &rts);
     }
 
     fn next_key(&mut self) -> HandoffKey {
@@ -608,7 +610,9 @@ impl Liar {
         let lease = self.reachable.then_some(lease);
         let meta = vec![how].into();
         self.drain();
-        self.frame(Kind::Rts, key, &body::Rts { tokens, block_tokens: 4, meta, blocks, lease });
+        let rts =
+            body::Rts { tokens, block_tokens: 4, meta, blocks, lease, ..body::Rts::default() };
+        self.frame(Kind::Rts, key, &rts);
         settle().await;
         self.drain();
         let adopts = lease.is_some() && tokens >= 4 && !matches!(how % 8, 3..=5);
@@ -617,7 +621,11 @@ impl Liar {
             let tag = u64::from(script.byte() % 4);
             self.payload_frame(tag, 0, moved as usize * spec().token_bytes(), moved * 128);
         }
-        self.frame(Kind::Atp, key, &body::Atp { digest: self.digest(moved) });
+        self.frame(
+            Kind::Atp,
+            key,
+            &body::Atp { digest: self.digest(moved), closing: Bytes::new() },
+        );
         settle().await;
         self.drain();
         if script.rarely(3) {

@@ -131,9 +131,8 @@ async fn take(_connection: Connection, mut events: Events, pool: BlockPool, read
         let Event::Handoff(incoming) = event else { continue };
         let byte = incoming.manifest().meta[0];
         let options = IngestOptions { tokens_max: 1024, growth: 0, adopt: false, keys: &[] };
-        let Ok(mut sequence) = ingest_sequence_handoff(incoming, &pool, options).await else {
-            continue;
-        };
+        let Ok(taken) = ingest_sequence_handoff(incoming, &pool, options).await else { continue };
+        let mut sequence = taken.sequence;
         let mut is_right = |token: usize| {
             let bytes = sequence.finish()[token / 16].token_bytes((token % 16) as u32);
             bytes.iter().flatten().flat_map(|part| part.iter()).all(|b| *b == byte)

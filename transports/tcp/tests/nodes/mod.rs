@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockwire::endpoint::{Connection, Endpoint, EndpointOptions, Event, Events, Listening};
-use blockwire::handoff::{extract_sequence_handoff, send_handoff_payload};
+use blockwire::handoff::{HandoffSender, extract_sequence_handoff};
 use blockwire::ingest::{IngestError, IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
 use blockwire::session::{HandoffKey, Identity, OfferError, Timing};
@@ -76,7 +76,8 @@ impl Node {
     }
 }
 
-/// Offers `blocks` blocks whose bytes are all `byte`.
+/// Offers `blocks` blocks whose bytes are all `byte`; where it is odd, in pieces, of which some leave before the
+/// sequence is finished.
 pub(crate) async fn give(
     connection: Connection,
     pool: BlockPool,
@@ -93,7 +94,14 @@ pub(crate) async fn give(
     };
     let key = HandoffKey { request: Uuid::new_v4(), epoch: 1 };
     let meta = Bytes::copy_from_slice(&[byte]);
-    send_handoff_payload(&connection, key, handoff, meta).await.map(drop)
+    let mut sender = HandoffSender::new(connection, key, &pool, blocks * BLOCK_TOKENS, meta)
+        .in_pieces_of((blocks.div_ceil(4) * BLOCK_TOKENS) as u32);
+    if !byte.is_multiple_of(2) {
+        let ahead: Vec<_> = handoff.run().blocks().take(blocks / 2).cloned().collect();
+        sender.push(0, &ahead);
+        tokio::task::yield_now().await;
+    }
+    sender.finish(handoff, Bytes::new()).await.map(drop)
 }
 
 /// Takes the next handoff and checks its bytes; none when the connection is over.
@@ -107,7 +115,7 @@ pub(crate) async fn take(events: &mut Events, pool: &BlockPool) -> Option<Result
     let byte = incoming.manifest().meta[0];
     let options = IngestOptions { tokens_max: usize::MAX, growth: 0, adopt: false, keys: &[] };
     let mut sequence = match ingest_sequence_handoff(incoming, pool, options).await {
-        Ok(sequence) => sequence,
+        Ok(taken) => taken.sequence,
         Err(error) => return Some(Err(error)),
     };
     for block in sequence.finish().iter() {

@@ -18,8 +18,8 @@ use blockwire::pool::{
     ReservedBlock, SealedRun,
 };
 use blockwire::session::{
-    Action, DeclineCode, HandoffKey, Identity, Manifest, Notice, OfferPayload, PeerMessage,
-    PoolAccess, Purpose, Session, Timing,
+    Action, DeclineCode, HandoffKey, Identity, Manifest, Notice, OfferPayload, OfferStream,
+    PeerMessage, PoolAccess, Purpose, Session, Timing,
 };
 use blockwire::transport::{
     Capabilities, CloseReason, Completion, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
@@ -152,14 +152,14 @@ impl<'a> World<'a> {
 
     fn step(&mut self) {
         // Without a hello nothing else is heard.
-        let what = if self.is_ready { self.script.byte() % 40 } else { 0 };
+        let what = if self.is_ready { self.script.byte() % 44 } else { 0 };
         match what {
             0 => self.hello(),
             1..=4 => self.rts(),
             5..=7 => self.rtr(),
             8 | 9 => {
                 let digest = self.digest();
-                self.say(Kind::Atp, &body::Atp { digest });
+                self.say(Kind::Atp, &body::Atp { digest, closing: Bytes::new() });
             }
             10 | 11 => self.say(Kind::Ats, &body::Ats {}),
             12 => self.say(Kind::Withdraw, &body::Withdraw {}),
@@ -190,6 +190,13 @@ impl<'a> World<'a> {
             33 => self.wait(),
             34 if self.script.rarely(8) => self.session.close("enough"),
             35 => self.message(),
+            40 => self.rts_in_pieces(),
+            41 => self.offer_stream(),
+            42 => self.push(),
+            43 => {
+                let key = self.key();
+                self.session.finish_offer(key, vec![], Bytes::new());
+            }
             _ => self.complete(),
         }
     }
@@ -200,8 +207,29 @@ impl<'a> World<'a> {
         let Ok(blocks) = self.pool.try_reserve(needed) else { return };
         let blocks = blocks.into_iter().map(ReservedBlock::seal).collect();
         let run = SealedRun::new(&self.pool, blocks, tokens).expect("blocks for the tokens");
-        if self.session.offer(key, OfferPayload { run, meta: Bytes::new() }).is_ok() {
+        let payload = OfferPayload { run, meta: Bytes::new(), closing: Bytes::new() };
+        if self.session.offer(key, payload).is_ok() {
             self.outgoing.insert(key);
+        }
+    }
+
+    /// Offers a sequence of which nothing is there.
+    fn offer_stream(&mut self) {
+        let (key, tokens) = (self.key(), 1 + usize::from(self.script.byte() % 12));
+        let (pool, piece_tokens) = (self.pool.clone(), BLOCK_TOKENS as u32);
+        let stream = OfferStream { pool, tokens, piece_tokens, meta: Bytes::new() };
+        if self.session.offer_stream(key, stream).is_ok() {
+            self.outgoing.insert(key);
+        }
+    }
+
+    /// Adds a block to an offer, where it may be one too many, or of another pool.
+    fn push(&mut self) {
+        let (key, foreign) = (self.key(), self.script.rarely(16));
+        let pool = if foreign { &self.shown } else { &self.pool };
+        if let Ok(blocks) = pool.try_reserve(1) {
+            let blocks = blocks.into_iter().map(ReservedBlock::seal).collect();
+            self.session.push(key, blocks);
         }
     }
 

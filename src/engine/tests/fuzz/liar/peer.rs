@@ -60,8 +60,8 @@ impl World<'_> {
             _ => Some((Layout::BlockMajor, pool.blocks as usize)),
         };
         let hello = body::Hello {
-            version_min: 1,
-            version_max: if odd & 48 == 16 { self.script.byte().into() } else { 1 },
+            version_min: 2,
+            version_max: if odd & 48 == 16 { self.script.byte().into() } else { 2 },
             instance: Bytes::copy_from_slice(Uuid::from_u128(1).as_bytes()),
             geometry: (odd & 64 == 0).then_some(geometry),
             pool: (odd & 128 == 0).then_some(pool),
@@ -86,7 +86,18 @@ impl World<'_> {
         let slot = self.script.number(&[0, 1]) as u32;
         let lease = (!self.script.rarely(4)).then_some(body::Lease { slot, generation: 0 });
         let meta = Bytes::copy_from_slice(self.script.take(3));
-        self.say(Kind::Rts, &body::Rts { tokens, block_tokens, meta, blocks, lease });
+        let piece_tokens = 0;
+        self.say(Kind::Rts, &body::Rts { tokens, block_tokens, meta, blocks, lease, piece_tokens });
+    }
+
+    /// Of a sequence that is still computed.
+    pub(super) fn rts_in_pieces(&mut self) {
+        let tokens = self.script.number(&[7, 8, 12, 40, 1 << 31]);
+        let block_tokens = self.script.number(&[BLOCK_TOKENS, BLOCK_TOKENS, 3]) as u32;
+        let piece_tokens = self.script.number(&[4, 8, 1 << 31, 3]) as u32;
+        let blocks = Bytes::from_static(if self.script.rarely(8) { &[0; 8] } else { &[] });
+        let rts = body::Rts { tokens, block_tokens, piece_tokens, blocks, ..body::Rts::default() };
+        self.say(Kind::Rts, &rts);
     }
 
     pub(super) fn rtr(&mut self) {
@@ -96,8 +107,10 @@ impl World<'_> {
         self.say(Kind::Rtr, &body::Rtr { tag, needed_from, adopts });
     }
 
-    /// One of few digests, so that both sides may agree; that of nothing among them.
+    /// One of few digests, so that both sides may agree; that of nothing among them, and those of pieces.
     pub(super) fn digest(&mut self) -> u64 {
-        [1, 1, 2, Digest::default().value()][usize::from(self.script.byte() % 4)]
+        let (none, [two, three]) =
+            (Digest::default().value(), [&[1; 2][..], &[1; 3]].map(Digest::of_parts));
+        [1, 1, 2, none, 1, 1, two, three][usize::from(self.script.byte() % 8)]
     }
 }
