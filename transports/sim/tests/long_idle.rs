@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockwire::endpoint::{Connection, Endpoint, EndpointOptions, Event, Events};
-use blockwire::handoff::{SequenceState, extract_sequence_handoff, send_handoff_payload};
+use blockwire::handoff::{extract_sequence_handoff, send_handoff_payload};
 use blockwire::ingest::{IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
 use blockwire::session::{HandoffKey, Identity, OfferError};
@@ -41,7 +41,7 @@ async fn give(connection: &Connection, pool: &BlockPool, number: u128) -> Result
     let mut sequence = KvSequence::new(pool);
     sequence.push(pool.reserve(4).await.unwrap()).unwrap();
     sequence.set_len(13);
-    let handoff = extract_sequence_handoff(SequenceState::PoolBacked(&mut sequence)).unwrap();
+    let handoff = extract_sequence_handoff(&mut sequence).unwrap();
     let key = HandoffKey { request: Uuid::from_u128(number), epoch: 1 };
     send_handoff_payload(connection, key, handoff, "".into()).await.map(drop)
 }
