@@ -32,5 +32,6 @@ mod parity;
 mod prefix;
 mod refusals;
 mod start_up;
+mod streaming;
 mod watchdog;
 mod wide;

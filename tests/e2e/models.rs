@@ -1,11 +1,13 @@
 //! The models that the tests serve, and prompts for them.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
 use blockwire_runtime::files::ModelFiles;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::{byte_fallback, wide};
 
@@ -19,6 +21,8 @@ pub(crate) enum Model {
     SmolLm2,
     /// A tiny llama: token ids only, context 512.
     Llama,
+    /// The same with a context of 8192.
+    LongLlama,
     /// A tiny qwen3: token ids only, context 512.
     Qwen3,
     /// A tiny gemma3, most of whose layers have a window of 16: token ids only, context 512.
@@ -40,6 +44,7 @@ impl Model {
         match self {
             Self::SmolLm2 => smollm2(),
             Self::Llama => fixture("llama"),
+            Self::LongLlama => long_llama(&fixture("llama")),
             Self::Qwen3 => fixture("qwen3"),
             Self::Gemma3 => fixture("gemma3"),
             Self::Lfm2 => fixture("lfm2"),
@@ -80,6 +85,22 @@ pub(crate) fn sampled(mut body: Value, seed: u64) -> Value {
 pub(crate) fn streamed(mut body: Value) -> Value {
     body["stream"] = json!(true);
     body
+}
+
+/// A copy whose configuration promises more, written once.
+fn long_llama(llama: &Path) -> PathBuf {
+    static FOLDER: OnceLock<TempDir> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let weights = "model.safetensors";
+        fs::copy(llama.join(weights), folder.path().join(weights)).unwrap();
+        let config = fs::read(llama.join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_slice(&config).unwrap();
+        config["max_position_embeddings"] = json!(8192);
+        fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        folder
+    });
+    folder.path().to_owned()
 }
 
 fn text_ids() -> &'static [u32] {

@@ -130,7 +130,10 @@ impl Report {
             total: answer.total,
             payload: metric(prefill, "blockwire:handoff_sent_bytes_total")?,
             adopted: metric(decode, "blockwire:handoff_adopted_bytes_total")?,
-            handoff: Duration::from_secs_f64(metric(prefill, "blockwire:handoff_seconds_sum")?),
+            handoff: Duration::from_secs_f64(metric(
+                prefill,
+                "blockwire:handoff_exposed_seconds_sum",
+            )?),
             copied,
         })
     }

@@ -1,23 +1,25 @@
 //! The decode role: take a cache over, join the running batch, generate.
+//!
+//! A cache may be offered while its prompt is still computed. Its blocks are reserved at once, which is where a node
+//! that is full says so; the request joins the batch when all has landed and the first token came with it. A cache
+//! that is withdrawn is no failure of this side's, and not told to the router: whoever withdraws says why.
 
 use blockwire::endpoint::{Connection, IncomingHandoff};
-use blockwire::ingest::{IngestError, IngestOptions, ingest_sequence_handoff};
-use blockwire::session::DeclineCode;
+use blockwire::ingest::{IngestError, IngestOptions, IngestedSequence, ingest_sequence_handoff};
+use blockwire::session::{DeclineCode, LandError};
 use tokio::sync::mpsc;
 
 use super::tasks::{self, Tasks};
 use super::{ResultSink, ServingCoordinator};
 use crate::backend::{GenerateError, GenerateRequest, Started, TokenEvent};
-use crate::protocol::{Phase, ResultFrame};
+use crate::protocol::{FirstTokenFrame, Phase, ResultFrame};
 
 /// One request of the decode role.
 #[derive(Debug)]
 pub struct DecodeRoleHandoff {
     /// What to generate; the prompt's cache comes with `incoming`.
     pub request: GenerateRequest,
-    /// The token that the prefill node sampled.
-    pub first_token: u32,
-    /// The offered cache.
+    /// The offered cache. With it comes the token that the prefill node samples.
     pub incoming: IncomingHandoff,
     /// Where the continuation goes.
     pub results: ResultSink,
@@ -47,7 +49,7 @@ impl ServingCoordinator {
     }
 
     async fn decode(&self, item: DecodeRoleHandoff) -> Result<(), GenerateError> {
-        let DecodeRoleHandoff { request, first_token, incoming, results } = item;
+        let DecodeRoleHandoff { request, incoming, results } = item;
         if incoming.manifest().tokens != request.prompt.len() {
             let reason = format!(
                 "{} tokens of cache for a prompt of {}",
@@ -62,10 +64,17 @@ impl ServingCoordinator {
         let tokens_max = self.scheduler.facts().context_len;
         let keys = self.scheduler.prefix_keys(&request);
         let options = IngestOptions { tokens_max, growth, adopt: self.adopt, keys: &keys };
-        let sequence = ingest_sequence_handoff(incoming, pool, options)
-            .await
-            .map_err(ingest_failure)?
-            .sequence;
+        let IngestedSequence { sequence, closing } =
+            match ingest_sequence_handoff(incoming, pool, options).await {
+                Ok(ingested) => ingested,
+                Err(IngestError::Land(LandError::Withdrawn)) => {
+                    tracing::debug!(request = %request.id, "the cache was withdrawn");
+                    return Ok(());
+                }
+                Err(error) => return Err(ingest_failure(error)),
+            };
+        let first_token = FirstTokenFrame::read(closing)
+            .map_err(|error| GenerateError::NodeFailed(error.to_string()))?;
         let adopted = sequence.adopted().map_or(0, |adopted| adopted.ids().len());
         let block_bytes = pool.spec().block_bytes() as u64;
         self.metrics.taken_over(

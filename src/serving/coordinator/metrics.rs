@@ -1,7 +1,6 @@
 //! What Prometheus reads of the handoffs.
 
-use std::time::Duration;
-
+use blockwire::handoff::SendReport;
 use blockwire::pool::TransferStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -19,7 +18,8 @@ const HANDOFF_BUCKETS: [f64; 12] =
 pub struct HandoffMetrics {
     sent: Counter,
     sent_bytes: Counter,
-    seconds: Histogram,
+    ahead_bytes: Counter,
+    exposed_seconds: Histogram,
     received: Counter,
     received_bytes: Counter,
     adopted_bytes: Counter,
@@ -32,7 +32,8 @@ impl HandoffMetrics {
         let own = Self {
             sent: Counter::default(),
             sent_bytes: Counter::default(),
-            seconds: Histogram::new(HANDOFF_BUCKETS),
+            ahead_bytes: Counter::default(),
+            exposed_seconds: Histogram::new(HANDOFF_BUCKETS),
             received: Counter::default(),
             received_bytes: Counter::default(),
             adopted_bytes: Counter::default(),
@@ -41,8 +42,10 @@ impl HandoffMetrics {
         metrics.register("handoffs_sent", "Caches handed over", own.sent.clone());
         let help = "Bytes of the caches handed over";
         metrics.register("handoff_sent_bytes", help, own.sent_bytes.clone());
-        let help = "From the offer of a cache to its commit";
-        metrics.register("handoff_seconds", help, own.seconds.clone());
+        let help = "Bytes of the caches handed over that had left when their prompts were computed";
+        metrics.register("handoff_ahead_bytes", help, own.ahead_bytes.clone());
+        let help = "From a computed prompt to the commit of its cache";
+        metrics.register("handoff_exposed_seconds", help, own.exposed_seconds.clone());
         metrics.register("handoffs_received", "Caches taken over", own.received.clone());
         let help = "Bytes of the caches taken over";
         metrics.register("handoff_received_bytes", help, own.received_bytes.clone());
@@ -54,10 +57,11 @@ impl HandoffMetrics {
         own
     }
 
-    pub(super) fn handed_over(&self, bytes: u64, elapsed: Duration) {
+    pub(super) fn handed_over(&self, report: &SendReport) {
         self.sent.inc();
-        self.sent_bytes.inc_by(bytes);
-        self.seconds.observe(elapsed.as_secs_f64());
+        self.sent_bytes.inc_by(report.payload_len);
+        self.ahead_bytes.inc_by(report.ahead_len);
+        self.exposed_seconds.observe(report.exposed.as_secs_f64());
     }
 
     pub(super) fn taken_over(&self, bytes: u64, adopted: u64, present: u64) {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!             run_prefill_role                          run_decode_role
-//! PrefillRoleRequest ──> compute, first token ──offer──> DecodeRoleHandoff ──> land, join the batch
+//! PrefillRoleRequest ──> compute ──offer, blocks───────> DecodeRoleHandoff ──> reserve, land
+//!        │               first token ──digest──────────>         commit, join the batch
 //!        │                                                                      │
 //!        └─ ResultFrame FirstToken ──> ResultSink <── ResultFrame Continuation ─┘
 //! ```
@@ -39,6 +40,7 @@ pub struct ServingCoordinator {
     scheduler: BatchScheduler,
     metrics: HandoffMetrics,
     adopt: bool,
+    piece_tokens: Option<u32>,
 }
 
 impl ServingCoordinator {
@@ -49,13 +51,20 @@ impl ServingCoordinator {
         scheduler: BatchScheduler,
         metrics: HandoffMetrics,
     ) -> Self {
-        Self { endpoint, scheduler, metrics, adopt: true }
+        Self { endpoint, scheduler, metrics, adopt: true, piece_tokens: None }
     }
 
     /// Copies every cache into the own pool, also where the peer's blocks could be read in place.
     #[must_use]
     pub fn without_adoption(self) -> Self {
         Self { adopt: false, ..self }
+    }
+
+    /// Sends caches ahead in pieces of so many tokens, a multiple of the pool's block length, instead of such as
+    /// suit the prompt.
+    #[must_use]
+    pub fn in_pieces_of(self, piece_tokens: u32) -> Self {
+        Self { piece_tokens: Some(piece_tokens), ..self }
     }
 
     /// The scheduler.

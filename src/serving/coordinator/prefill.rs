@@ -1,9 +1,13 @@
 //! The prefill role: compute a prompt, sample its first token, hand the cache over.
+//!
+//! The cache leaves while the prompt is computed, chunk by chunk, where the link gains by that ([`HandoffSender`]):
+//! the decode node hears of the request with the first chunk, and of its first token with the digest of the whole.
+//! A decode node that will not have it ends the work at once. A prompt of one chunk is offered at its end. One whose
+//! answer ends with its first token, or that fails, is never committed: what left of it is withdrawn, and nobody has
+//! seen it.
 
 use blockwire::endpoint::Connection;
-use blockwire::handoff::{
-    ExtractError, SendReport, extract_sequence_handoff, send_handoff_payload,
-};
+use blockwire::handoff::{ExtractError, HandoffSender, SendReport, extract_sequence_handoff};
 use blockwire::session::{DeclineCode, HandoffKey, OfferError};
 use prost::Message as _;
 use tokio::sync::mpsc;
@@ -13,8 +17,8 @@ use super::peers::is_loss;
 use super::tasks::{self, Tasks};
 use super::{ResultSink, ServingCoordinator};
 use crate::backend::{GenerateError, GenerateRequest, Started, TokenEvent, Usage};
-use crate::protocol::{DecodeMetaFrame, HandoffReport, Phase, ResultFrame};
-use crate::scheduler::PrefillDone;
+use crate::protocol::{DecodeMetaFrame, FirstTokenFrame, HandoffReport, Phase, ResultFrame};
+use crate::scheduler::{Prefill, PrefillDone, PrefillEvent};
 
 /// One request of the prefill role.
 #[derive(Debug)]
@@ -59,46 +63,90 @@ impl ServingCoordinator {
         let decode = decode.ok_or_else(|| {
             GenerateError::NoNode("the decode node is not connected to this prefill node".into())
         })?;
-        let done = self.scheduler.prefill_for_handoff(request.clone())?.done().await?;
-        let PrefillDone { first_token: first, logprob, mut sequence, finish, cached_tokens } = done;
-        let started = Started { cached_tokens, ..Started::default() };
-        let mut frame = ResultFrame::carrying(Phase::FirstToken, TokenEvent::Started(started));
-        let token = TokenEvent::Token { id: first, logprob };
-        frame.tokens = ResultFrame::carrying(Phase::FirstToken, token).tokens;
-        frame.position = Some(0);
-        if let Some(reason) = finish {
-            let usage = Usage {
-                prompt_tokens: request.prompt.len() as u32,
-                completion_tokens: 1,
-                cached_tokens,
-            };
-            let finished = TokenEvent::Finished { reason, usage };
-            frame.finished = ResultFrame::carrying(Phase::FirstToken, finished).finished;
+        let prefill = self.scheduler.prefill_for_handoff(request.clone())?;
+        let meta = DecodeMetaFrame::new(&request, reply_to).encode_to_vec().into();
+        let key = HandoffKey { request: request.id, epoch };
+        let (pool, tokens) = (self.scheduler.pool(), request.prompt.len());
+        let mut sender = HandoffSender::new(decode.clone(), key, pool, tokens, meta);
+        if let Some(piece_tokens) = self.piece_tokens {
+            sender = sender.in_pieces_of(piece_tokens);
         }
-        let is_over = frame.finished.is_some();
-        // A router that is gone cancels this task; there is nothing to do about it here.
-        let _ = results.send(frame).await;
-        if is_over {
+        let done = if request.max_tokens > 1 {
+            compute(prefill, &mut sender).await.map_err(|failed| match failed {
+                Failed::Prefill(error) => error,
+                Failed::Offer(error) => offer_failure(&decode, &error),
+            })?
+        } else {
+            // Nothing follows the first token.
+            prefill.done().await?
+        };
+        let frame = first_token_frame(&request, &done);
+        let PrefillDone { first_token, mut sequence, finish, .. } = done;
+        if finish.is_some() {
+            let _ = results.send(frame).await;
             return Ok(());
         }
         let handoff = extract_sequence_handoff(&mut sequence).map_err(extract_failure)?;
         drop(sequence);
-        let meta = DecodeMetaFrame::new(&request, first, reply_to).encode_to_vec().into();
-        let key = HandoffKey { request: request.id, epoch };
-        let report = send_handoff_payload(&decode, key, handoff, meta).await;
+        let closing = FirstTokenFrame::new(first_token).encode_to_vec().into();
+        // The cache first: its time is the one that is waited for. A router that is gone cancels this task;
+        // there is nothing to do about it here.
+        let (report, _) = tokio::join!(sender.finish(handoff, closing), results.send(frame));
         let report = report.map_err(|error| offer_failure(&decode, &error))?;
-        self.metrics.handed_over(report.payload_len, report.exposed);
-        let frame = report_frame(&decode, report);
-        let _ = results.send(frame).await;
+        self.metrics.handed_over(&report);
+        let _ = results.send(report_frame(&decode, report)).await;
         Ok(())
     }
+}
+
+/// Why there is no computed prompt.
+enum Failed {
+    Prefill(GenerateError),
+    /// The decode node does not want it.
+    Offer(OfferError),
+}
+
+/// Waits for a prompt, and sends ahead what of it is final.
+async fn compute(mut prefill: Prefill, sender: &mut HandoffSender) -> Result<PrefillDone, Failed> {
+    loop {
+        let event = tokio::select! {
+            biased;
+            error = sender.failed() => return Err(Failed::Offer(error)),
+            event = prefill.next() => event,
+        };
+        match event {
+            Some(PrefillEvent::Progress { first_block, blocks, .. }) => {
+                sender.push(first_block, &blocks);
+            }
+            Some(PrefillEvent::Done(done)) => return Ok(*done),
+            Some(PrefillEvent::Failed(error)) => return Err(Failed::Prefill(error)),
+            None => return prefill.done().await.map_err(Failed::Prefill),
+        }
+    }
+}
+
+fn first_token_frame(request: &GenerateRequest, done: &PrefillDone) -> ResultFrame {
+    let cached_tokens = done.cached_tokens;
+    let started = Started { cached_tokens, ..Started::default() };
+    let mut frame = ResultFrame::carrying(Phase::FirstToken, TokenEvent::Started(started));
+    let token = TokenEvent::Token { id: done.first_token, logprob: done.logprob.clone() };
+    frame.tokens = ResultFrame::carrying(Phase::FirstToken, token).tokens;
+    frame.position = Some(0);
+    if let Some(reason) = done.finish {
+        let prompt_tokens = request.prompt.len() as u32;
+        let usage = Usage { prompt_tokens, completion_tokens: 1, cached_tokens };
+        let finished = TokenEvent::Finished { reason, usage };
+        frame.finished = ResultFrame::carrying(Phase::FirstToken, finished).finished;
+    }
+    frame
 }
 
 fn report_frame(decode: &Connection, report: SendReport) -> ResultFrame {
     let handoff = HandoffReport {
         payload_bytes: report.payload_len,
-        elapsed_us: report.exposed.as_micros() as u64,
+        exposed_us: report.exposed.as_micros() as u64,
         link: decode.peer_address().to_owned(),
+        ahead_bytes: report.ahead_len,
     };
     ResultFrame { handoff: Some(handoff), ..ResultFrame::of(Phase::FirstToken) }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::frames::{self, FailureCode, Finish};
-use super::{DecodeMetaFrame, Phase, PrefillRequestFrame, ResultFrame};
+use super::{DecodeMetaFrame, FirstTokenFrame, Phase, PrefillRequestFrame, ResultFrame};
 use crate::backend::{
     FinishReason, GenerateError, GenerateRequest, SamplingParams, TokenEvent, TokenLogprobs, Usage,
 };
@@ -59,20 +59,36 @@ impl PrefillRequestFrame {
 
 impl DecodeMetaFrame {
     /// How to go on after the first token.
-    pub fn new(request: &GenerateRequest, first_token: u32, reply_to: Uuid) -> Self {
+    pub fn new(request: &GenerateRequest, reply_to: Uuid) -> Self {
         let request = Some(request_to_frame(request));
-        Self { request, first_token, reply_to: uuid_bytes(reply_to) }
+        Self { request, reply_to: uuid_bytes(reply_to) }
     }
 
-    /// Reads the meta of an offer: the request, its first token, the router instance.
+    /// Reads the meta of an offer: the request, the router instance.
     ///
     /// # Errors
     /// [`FrameError`].
-    pub fn read(id: Uuid, meta: Bytes) -> Result<(GenerateRequest, u32, Uuid), FrameError> {
+    pub fn read(id: Uuid, meta: Bytes) -> Result<(GenerateRequest, Uuid), FrameError> {
         let name = "DecodeMetaFrame";
         let frame = decode::<Self>(name, meta)?;
         let request = request_from_frame(name, id, frame.request)?;
-        Ok((request, frame.first_token, uuid_from(name, "reply_to", &frame.reply_to)?))
+        Ok((request, uuid_from(name, "reply_to", &frame.reply_to)?))
+    }
+}
+
+impl FirstTokenFrame {
+    /// Says which token follows the prompt.
+    pub fn new(first_token: u32) -> Self {
+        Self { first_token: Some(first_token) }
+    }
+
+    /// Reads what came with a cache: its first token.
+    ///
+    /// # Errors
+    /// [`FrameError`].
+    pub fn read(closing: Bytes) -> Result<u32, FrameError> {
+        let (name, field) = ("FirstTokenFrame", "first_token");
+        decode::<Self>(name, closing)?.first_token.ok_or(FrameError::Field { name, field })
     }
 }
 
@@ -329,5 +345,8 @@ mod tests {
         assert!(PrefillRequestFrame::read(id, Bytes::from_static(b"\xff\xff\xff")).is_err());
         assert!(PrefillRequestFrame::read(id, Bytes::new()).is_err());
         assert!(DecodeMetaFrame::read(id, Bytes::from_static(b"\x0a\x00")).is_err());
+        assert!(FirstTokenFrame::read(Bytes::from_static(b"\xff\xff\xff")).is_err());
+        assert!(FirstTokenFrame::read(Bytes::new()).is_err());
+        assert_eq!(FirstTokenFrame::read(FirstTokenFrame::new(0).encode_to_vec().into()), Ok(0));
     }
 }

@@ -1,9 +1,9 @@
 //! What the serving roles say to each other, over any transport.
 //!
 //! ```text
-//! router ──PrefillRequestFrame──> prefill ──DecodeMetaFrame + blocks──> decode
-//!    ^ <──────ResultFrame: FirstToken──┘                                  │
-//!    └ <──────────────ResultFrame: Continuation───────────────────────────┘
+//! router ──PrefillRequestFrame──> prefill ──DecodeMetaFrame, blocks, FirstTokenFrame──> decode
+//!    ^ <──────ResultFrame: FirstToken──┘                                                  │
+//!    └ <──────────────ResultFrame: Continuation───────────────────────────────────────────┘
 //! ```
 //! Results return on the connection that the router itself opened: no address travels in a frame.
 //! Token ids travel, never text. A frame that cannot be read fails its request, not its connection.
@@ -18,7 +18,9 @@ pub mod frames {
     include!(concat!(env!("OUT_DIR"), "/blockwire.serving.rs"));
 }
 
-pub use frames::{DecodeMetaFrame, HandoffReport, Phase, PrefillRequestFrame, ResultFrame};
+pub use frames::{
+    DecodeMetaFrame, FirstTokenFrame, HandoffReport, Phase, PrefillRequestFrame, ResultFrame,
+};
 
 /// Kinds of messages on a connection.
 pub mod kind {

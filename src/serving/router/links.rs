@@ -40,8 +40,10 @@ impl Links {
             seconds: 0.0,
             latest: Duration::ZERO,
         });
-        link.latest = Duration::from_micros(report.elapsed_us);
-        link.bytes = link.bytes * KEPT + report.payload_bytes as f64;
+        link.latest = Duration::from_micros(report.exposed_us);
+        // What left while the prompt was computed took none of that time.
+        let waited_for = report.payload_bytes.saturating_sub(report.ahead_bytes);
+        link.bytes = link.bytes * KEPT + waited_for as f64;
         link.seconds = link.seconds * KEPT + link.latest.as_secs_f64();
         for total in [&mut link.total, &mut self.total] {
             total.count += 1;
@@ -86,10 +88,10 @@ mod tests {
     fn a_rate_follows_the_latest_handoffs_and_a_total_does_not_forget() {
         let mut links = Links::default();
         let (from, to) = ((Uuid::from_u128(1), "prefill"), (Uuid::from_u128(2), "decode"));
-        let report = |payload_bytes, elapsed_us| HandoffReport {
+        let report = |payload_bytes, exposed_us| HandoffReport {
             payload_bytes,
-            elapsed_us,
-            link: String::new(),
+            exposed_us,
+            ..HandoffReport::default()
         };
         links.note(from, to, &report(1_000, 1_000));
         assert!((links.status()[0].bytes_per_second - 1e6).abs() < 1.0);
@@ -99,11 +101,16 @@ mod tests {
         let link = links.status().remove(0);
         assert!((link.bytes_per_second - 2e6).abs() < 1e3, "{link:?}");
         assert_eq!((link.handoffs, link.bytes, &*link.from), (101, 101_000, "prefill"));
+        let streamed = HandoffReport { ahead_bytes: 9_000, ..report(10_000, 500) };
+        for _ in 0..100 {
+            links.note(from, to, &streamed);
+        }
+        assert!((links.status()[0].bytes_per_second - 2e6).abs() < 1e3, "{:?}", links.status());
         // Where nothing had to move it took no time.
         links.note((Uuid::from_u128(3), "p"), to, &report(0, 0));
         assert_eq!(links.status()[1].bytes_per_second.to_bits(), 0.0f64.to_bits());
         links.forget(to.0);
         assert_eq!(links.status(), []);
-        assert_eq!(links.total(), HandoffStatus { count: 102, bytes: 101_000 });
+        assert_eq!(links.total(), HandoffStatus { count: 202, bytes: 1_101_000 });
     }
 }

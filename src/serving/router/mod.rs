@@ -159,7 +159,8 @@ impl RequestRouter {
         tracing::info!(
             request = %route.request.id,
             bytes = handoff.payload_bytes,
-            micros = handoff.elapsed_us,
+            ahead = handoff.ahead_bytes,
+            exposed_micros = handoff.exposed_us,
             link = handoff.link,
             "handed over"
         );

@@ -179,6 +179,7 @@ impl Node {
         self.parts.push(spawn(worker));
         let handoffs = HandoffMetrics::register(&Metrics::new());
         let node = ServingCoordinator::new(endpoint.clone(), scheduler, handoffs);
+        let node = node.in_pieces_of(BLOCK as u32);
         let node = if nature.adopt { node } else { node.without_adoption() };
         let (address, oracle) = (Address::new("sim", &self.name), self.surroundings.oracle.clone());
         let peers = addresses(self.surroundings.hosts, NodeRole::Decode);

@@ -6,7 +6,9 @@ use blockwire::clock;
 use blockwire_serving::backend::{
     FinishReason, GenerateError, GenerateRequest, SamplingParams, TokenEvent, TokenLogprobs, Usage,
 };
-use blockwire_serving::protocol::{DecodeMetaFrame, Phase, PrefillRequestFrame, ResultFrame};
+use blockwire_serving::protocol::{
+    DecodeMetaFrame, FirstTokenFrame, Phase, PrefillRequestFrame, ResultFrame,
+};
 use prost::Message;
 use serde_json::json;
 use uuid::Uuid;
@@ -39,7 +41,8 @@ pub(crate) fn frames() -> Seeds {
     let too_long = GenerateError::TooLong { tokens: 9, limit: 8 };
     vec![
         ("prefill", PrefillRequestFrame::new(&request, decode, router).encode_to_vec()),
-        ("decode", DecodeMetaFrame::new(&request, 5, router).encode_to_vec()),
+        ("decode", DecodeMetaFrame::new(&request, router).encode_to_vec()),
+        ("first_token", FirstTokenFrame::new(5).encode_to_vec()),
         ("token", result(TokenEvent::Token { id: 5, logprob })),
         ("finished", result(TokenEvent::Finished { reason: FinishReason::Stop, usage })),
         ("failed", result(TokenEvent::Failed(too_long))),
