@@ -115,6 +115,9 @@ pub(crate) struct EngineArgs {
     /// Compute every prompt as a whole, also where an earlier one began alike.
     #[arg(long)]
     pub(crate) no_prefix_cache: bool,
+    /// Refuse handoffs for models that keep state outside the cache, instead of handing that over too.
+    #[arg(long)]
+    pub(crate) no_state_handoff: bool,
 }
 
 #[derive(Debug, Args)]

@@ -55,6 +55,7 @@ pub(crate) fn start(
         eos: files.config().eos.clone(),
         context_len_max: args.max_model_len,
         prefix_cache: !args.no_prefix_cache,
+        state_handoff: !args.no_state_handoff,
         ..SchedulerOptions::default()
     };
     Ok(BatchScheduler::start(Box::new(model), pool, options).map_err(unusable)?)

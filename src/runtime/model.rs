@@ -4,9 +4,9 @@
 //! decode one row of each; chunked prefill, batching, and continuing after a prefix that came from
 //! elsewhere are the same call with other rows.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
-use blockwire::pool::{KvSequence, KvSpec};
+use blockwire::pool::{KvSequence, KvSpec, ModelState};
 
 use crate::files::ModelFingerprint;
 
@@ -20,6 +20,12 @@ pub trait Model: Send {
 
     /// Where the state of a sequence lives.
     fn sequence_state_layout(&self) -> SequenceStateLayout;
+
+    /// Makes the states of sequences again that came from another node; none where the pool holds all of them,
+    /// or where they have no form in which they could travel.
+    fn state_reader(&self) -> Option<Arc<dyn StateReader>> {
+        None
+    }
 
     /// Token ids are below this; also the length of a row of logits.
     fn vocab(&self) -> usize;
@@ -58,6 +64,29 @@ pub enum SequenceStateLayout {
     ModelOwned {
         /// Names the form of that memory.
         family: String,
+    },
+}
+
+/// Makes a [`ModelState`] of bytes that a model with the same weights [gave](ModelState::to_bytes).
+pub trait StateReader: fmt::Debug + Send + Sync {
+    /// The state of a sequence of `tokens` tokens.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    fn read(&self, tokens: usize, bytes: &[u8]) -> Result<Box<dyn ModelState>, StateError>;
+}
+
+/// Bytes that are no state of this model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// Too many or too few.
+    #[error("the state of a sequence takes {expected} bytes, there are {found}")]
+    Len {
+        /// Bytes of a state.
+        expected: usize,
+        /// Bytes that came.
+        found: usize,
     },
 }
 

@@ -180,7 +180,12 @@ impl Cluster {
     /// A request after which a link holds all that it will ever hold: over tcp its pipe comes with the
     /// first 64 KiB of payload.
     fn warm_up(&self) -> Value {
-        let tokens = if self.setup.carrier == Carrier::Shm { 40 } else { 160 };
+        let tokens = match (self.setup.carrier, self.setup.model) {
+            (Carrier::Shm, _) => 40,
+            // Few of its layers have a cache.
+            (_, Model::Lfm2) => 400,
+            _ => 160,
+        };
         completion(&self.setup.model.prompt(tokens, 9), 3)
     }
 

@@ -1,5 +1,5 @@
-//! A family whose models keep state that no block holds: one node serves it, and a deployment of several refuses
-//! each request by the family's name and stands as it stood.
+//! A family whose models keep state that no block holds: the state goes along with the cache; where it may not, each
+//! request is refused by the family's name, and the nodes stand as they stood.
 
 use serde_json::{Value, json};
 
@@ -30,7 +30,8 @@ fn one_process_serves_a_model_owned_family() {
 /// is not read, the next one fares the same, and nobody takes a node for lost.
 fn refused_by_name(carrier: Carrier) {
     let (_watchdog, dir) = (Watchdog::start(), runtime_dir());
-    let setup = Setup::new(Model::Lfm2, carrier);
+    let mut setup = Setup::new(Model::Lfm2, carrier);
+    setup.flags.push("--no-state-handoff");
     let mut decode = start_decode(&setup, dir.path(), &carrier.bind("d"));
     let mut prefill = start_prefill(&setup, dir.path(), &carrier.bind("p"), decode.serving());
     let mut router = start_router(&setup, dir.path(), &[prefill.serving()], decode.serving());

@@ -268,6 +268,23 @@ fn gemma3_with_f16_and_bf16_caches() {
 }
 
 #[test]
+fn lfm2_with_its_state_beside_f16_and_bf16_caches() {
+    for dtype in ["--kv-dtype=f16", "--kv-dtype=bf16"] {
+        for carrier in [Carrier::Shm, Carrier::Tcp4, Carrier::Stripes] {
+            fixture_over(with((Model::Lfm2, carrier), &[dtype], &[], &[]));
+        }
+    }
+}
+
+#[test]
+fn lfm2_on_nodes_with_unequal_blocks_and_layouts() {
+    let decode = ["--kv-layout=layer-major", "--block-tokens=24"];
+    for carrier in [Carrier::Shm, Carrier::Tcp4] {
+        fixture_over(with((Model::Lfm2, carrier), &[], &["--block-tokens=8"], &decode));
+    }
+}
+
+#[test]
 fn gemma3_on_nodes_with_unequal_blocks_and_layouts() {
     let decode = ["--kv-layout=layer-major", "--block-tokens=24"];
     for carrier in [Carrier::Shm, Carrier::Tcp4] {

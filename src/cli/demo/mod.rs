@@ -104,6 +104,7 @@ fn engine_flags(engine: &EngineArgs) -> Vec<String> {
         None => format!("--kv-memory={}", engine.kv_memory),
     });
     flags.extend(engine.no_prefix_cache.then(|| "--no-prefix-cache".to_owned()));
+    flags.extend(engine.no_state_handoff.then(|| "--no-state-handoff".to_owned()));
     flags.extend(engine.max_model_len.map(|len| format!("--max-model-len={len}")));
     flags
 }

@@ -3,11 +3,13 @@
 
 mod probe;
 mod sender;
+mod state;
 
 pub use probe::{BlockGeometry, ProbeError, ProbeTarget, probe_block_geometry};
 pub use sender::{HandoffSender, SendReport, send_handoff_payload};
+pub use state::{STATE_LEN_MAX, StateSegment};
 
-use crate::pool::{KvSequence, SealedRun};
+use crate::pool::{KvSequence, ModelState, SealedRun};
 
 /// Why a sequence cannot be handed over. It concerns one request; nothing is leaked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,11 +24,21 @@ pub enum ExtractError {
         /// How many.
         blocks: usize,
     },
-    /// The pool does not hold all of the sequence's state.
+    /// The pool does not hold all of the sequence's state, and the rest has no form in which it could go along.
     #[error("handoff is not supported for {family}: the model owns state that is not in the pool")]
     ModelOwned {
         /// The model's family.
         family: String,
+    },
+    /// What the model keeps outside the pool is too long to go along.
+    #[error(
+        "handoff is not supported for {family}: its state of {len} bytes is longer than {STATE_LEN_MAX}"
+    )]
+    StateLen {
+        /// The model's family.
+        family: String,
+        /// Bytes of the state.
+        len: usize,
     },
 }
 
@@ -45,7 +57,7 @@ impl SequenceHandoff {
 ///
 /// Afterwards the sequence can be read but not extended; unwritten blocks are free again. A sequence with
 /// [state of its model's own](KvSequence::model_state) is refused whatever its blocks hold: without that state
-/// the peer would compute something else.
+/// the peer would compute something else. [`extract_with_state`] takes it along.
 ///
 /// # Errors
 /// [`ExtractError`], before anything was changed.
@@ -55,6 +67,33 @@ pub fn extract_sequence_handoff(
     if let Some(state) = sequence.model_state() {
         return Err(ExtractError::ModelOwned { family: state.family().to_owned() });
     }
+    seal(sequence)
+}
+
+/// The same with the state that the model keeps of the sequence outside the pool, where there is any: whoever
+/// takes the blocks over must get it too.
+///
+/// # Errors
+/// [`ExtractError`], before anything was changed.
+pub fn extract_with_state(
+    sequence: &mut KvSequence,
+) -> Result<(SequenceHandoff, Option<StateSegment>), ExtractError> {
+    let state = sequence.model_state().map(segment).transpose()?;
+    Ok((seal(sequence)?, state))
+}
+
+fn segment(state: &dyn ModelState) -> Result<StateSegment, ExtractError> {
+    let family = state.family().to_owned();
+    match state.to_bytes() {
+        None => Err(ExtractError::ModelOwned { family }),
+        Some(bytes) if bytes.len() > STATE_LEN_MAX => {
+            Err(ExtractError::StateLen { family, len: bytes.len() })
+        }
+        Some(bytes) => Ok(StateSegment { family, bytes: bytes.into() }),
+    }
+}
+
+fn seal(sequence: &mut KvSequence) -> Result<SequenceHandoff, ExtractError> {
     if sequence.is_empty() {
         return Err(ExtractError::Empty);
     }
@@ -69,15 +108,22 @@ pub fn extract_sequence_handoff(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::pool::{BlockPool, Dtype, KvSpec, ModelState, PoolOptions};
+    use bytes::Bytes;
 
+    use super::*;
+    use crate::pool::{BlockPool, Dtype, KvSpec, PoolOptions};
+
+    /// A state of so many bytes, or without such a form.
     #[derive(Debug)]
-    struct Recurrent;
+    struct Recurrent(Option<usize>);
 
     impl ModelState for Recurrent {
         fn family(&self) -> &str {
             "recurrent"
+        }
+
+        fn to_bytes(&self) -> Option<Vec<u8>> {
+            self.0.map(|len| vec![7; len])
         }
     }
 
@@ -89,17 +135,29 @@ mod tests {
         let mut sequence = KvSequence::new(&pool);
         sequence.push(pool.try_reserve(3).unwrap()).unwrap();
         sequence.set_len(9);
-        *sequence.model_state_mut() = Some(Box::new(Recurrent));
+        *sequence.model_state_mut() = Some(Box::new(Recurrent(None)));
         let before = pool.accounting();
+        let family = || "recurrent".to_owned();
         for _ in 0..2 {
             let refused = extract_sequence_handoff(&mut sequence).unwrap_err();
-            assert_eq!(refused, ExtractError::ModelOwned { family: "recurrent".to_owned() });
+            assert_eq!(refused, ExtractError::ModelOwned { family: family() });
             assert!(refused.to_string().contains("recurrent"), "{refused}");
+            assert_eq!(extract_with_state(&mut sequence).unwrap_err(), refused);
         }
+        let len = STATE_LEN_MAX + 1;
+        *sequence.model_state_mut() = Some(Box::new(Recurrent(Some(len))));
+        let refused = extract_with_state(&mut sequence).unwrap_err();
+        assert_eq!(refused, ExtractError::StateLen { family: family(), len });
         let untouched = (sequence.len(), sequence.block_table().len(), sequence.sealed().len());
         assert_eq!((untouched, pool.accounting()), ((9, 3, 0), before));
-        *sequence.model_state_mut() = None;
-        assert_eq!(extract_sequence_handoff(&mut sequence).unwrap().run().tokens(), 9);
+        *sequence.model_state_mut() = Some(Box::new(Recurrent(Some(3))));
+        assert!(extract_sequence_handoff(&mut sequence).is_err(), "it would go without its state");
+        let (handoff, state) = extract_with_state(&mut sequence).unwrap();
+        let bytes = Bytes::from_static(&[7; 3]);
+        assert_eq!(
+            (handoff.run().tokens(), state),
+            (9, Some(StateSegment { family: family(), bytes }))
+        );
     }
 
     #[test]

@@ -12,4 +12,8 @@ use std::fmt;
 pub trait ModelState: Any + fmt::Debug + Send + Sync {
     /// The model's family.
     fn family(&self) -> &str;
+
+    /// The state as bytes, from which a model with the same weights makes it again; none where it has no such
+    /// form.
+    fn to_bytes(&self) -> Option<Vec<u8>>;
 }

@@ -21,7 +21,7 @@ mod threads;
 mod weights;
 mod workspace;
 
-use std::num::NonZeroUsize;
+use std::{num::NonZeroUsize, sync::Arc};
 
 use blockwire::pool::{Dtype, KvSpec};
 
@@ -32,7 +32,7 @@ use self::{
 };
 use crate::{
     files::{LoadError, ModelConfig, ModelFiles, ModelFingerprint},
-    model::{Batch, ForwardError, LayerHook, Logits, Model, SequenceStateLayout},
+    model::{Batch, ForwardError, LayerHook, Logits, Model, SequenceStateLayout, StateReader},
 };
 
 /// How far loading is.
@@ -184,6 +184,11 @@ impl Model for CpuModel {
             0 => SequenceStateLayout::PoolBacked,
             _ => SequenceStateLayout::ModelOwned { family: self.family().to_owned() },
         }
+    }
+
+    fn state_reader(&self) -> Option<Arc<dyn StateReader>> {
+        let shape = StateShape::new(&self.config)?;
+        Some(Arc::new(shape))
     }
 
     fn vocab(&self) -> usize {

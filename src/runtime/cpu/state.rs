@@ -10,7 +10,7 @@ use blockwire::pool::{KvSequence, ModelState};
 
 use crate::{
     files::{Family, Mixer, ModelConfig},
-    model::Batch,
+    model::{Batch, StateError, StateReader},
 };
 
 /// The extent of a model's states: `[layer][tap][hidden]` numbers, oldest tap first.
@@ -57,6 +57,22 @@ struct ConvolutionState {
 impl ModelState for ConvolutionState {
     fn family(&self) -> &str {
         self.shape.family.name()
+    }
+
+    fn to_bytes(&self) -> Option<Vec<u8>> {
+        Some(self.inputs.iter().flat_map(|input| input.to_le_bytes()).collect())
+    }
+}
+
+impl StateReader for StateShape {
+    fn read(&self, tokens: usize, bytes: &[u8]) -> Result<Box<dyn ModelState>, StateError> {
+        let (numbers, rest) = bytes.as_chunks();
+        if numbers.len() != self.len() || !rest.is_empty() {
+            let expected = self.len() * size_of::<f32>();
+            return Err(StateError::Len { expected, found: bytes.len() });
+        }
+        let inputs = numbers.iter().map(|number| f32::from_le_bytes(*number)).collect();
+        Ok(Box::new(ConvolutionState { shape: *self, len: tokens, inputs }))
     }
 }
 

@@ -5,6 +5,7 @@
 //! that is withdrawn is no failure of this side's, and not told to the router: whoever withdraws says why.
 
 use blockwire::endpoint::{Connection, IncomingHandoff};
+use blockwire::handoff::StateSegment;
 use blockwire::ingest::{IngestError, IngestOptions, IngestedSequence, ingest_sequence_handoff};
 use blockwire::session::{DeclineCode, LandError};
 use tokio::sync::mpsc;
@@ -19,6 +20,8 @@ use crate::protocol::{FirstTokenFrame, Phase, ResultFrame};
 pub struct DecodeRoleHandoff {
     /// What to generate; the prompt's cache comes with `incoming`.
     pub request: GenerateRequest,
+    /// What no block of the cache holds.
+    pub state: Option<StateSegment>,
     /// The offered cache. With it comes the token that the prefill node samples.
     pub incoming: IncomingHandoff,
     /// Where the continuation goes.
@@ -49,7 +52,7 @@ impl ServingCoordinator {
     }
 
     async fn decode(&self, item: DecodeRoleHandoff) -> Result<(), GenerateError> {
-        let DecodeRoleHandoff { request, incoming, results } = item;
+        let DecodeRoleHandoff { request, state, incoming, results } = item;
         if incoming.manifest().tokens != request.prompt.len() {
             let reason = format!(
                 "{} tokens of cache for a prompt of {}",
@@ -64,7 +67,7 @@ impl ServingCoordinator {
         let tokens_max = self.scheduler.facts().context_len;
         let keys = self.scheduler.prefix_keys(&request);
         let options = IngestOptions { tokens_max, growth, adopt: self.adopt, keys: &keys };
-        let IngestedSequence { sequence, closing } =
+        let IngestedSequence { mut sequence, closing } =
             match ingest_sequence_handoff(incoming, pool, options).await {
                 Ok(ingested) => ingested,
                 Err(IngestError::Land(LandError::Withdrawn)) => {
@@ -75,6 +78,7 @@ impl ServingCoordinator {
             };
         let first_token = FirstTokenFrame::read(closing)
             .map_err(|error| GenerateError::NodeFailed(error.to_string()))?;
+        self.scheduler.restore_state(&mut sequence, state.as_ref())?;
         let adopted = sequence.adopted().map_or(0, |adopted| adopted.ids().len());
         let block_bytes = pool.spec().block_bytes() as u64;
         self.metrics.taken_over(

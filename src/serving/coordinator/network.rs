@@ -190,7 +190,7 @@ impl<'a> Node<'a> {
         let key = incoming.key();
         let id = key.request;
         let meta = incoming.manifest().meta.clone();
-        let (request, reply_to) = match DecodeMetaFrame::read(id, meta) {
+        let (request, reply_to, state) = match DecodeMetaFrame::read(id, meta) {
             Ok(meta) => meta,
             Err(error) => {
                 tracing::warn!(request = %id, %error, "unreadable handoff");
@@ -203,7 +203,7 @@ impl<'a> Node<'a> {
             return;
         };
         let results = ResultSink::Peer { connection: connection.clone(), key };
-        let item = DecodeRoleHandoff { request, incoming, results };
+        let item = DecodeRoleHandoff { request, state, incoming, results };
         self.coordinator.spawn_decode(&mut self.tasks, Some(connection), item);
     }
 }

@@ -7,8 +7,9 @@
 //! seen it.
 
 use blockwire::endpoint::Connection;
-use blockwire::handoff::{ExtractError, HandoffSender, SendReport, extract_sequence_handoff};
+use blockwire::handoff::{ExtractError, HandoffSender, SendReport, extract_with_state};
 use blockwire::session::{DeclineCode, HandoffKey, OfferError};
+use blockwire_runtime::model::SequenceStateLayout;
 use prost::Message as _;
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -64,20 +65,25 @@ impl ServingCoordinator {
             GenerateError::NoNode("the decode node is not connected to this prefill node".into())
         })?;
         let prefill = self.scheduler.prefill_for_handoff(request.clone())?;
-        let meta = DecodeMetaFrame::new(&request, reply_to).encode_to_vec().into();
         let key = HandoffKey { request: request.id, epoch };
-        let (pool, tokens) = (self.scheduler.pool(), request.prompt.len());
-        let mut sender = HandoffSender::new(decode.clone(), key, pool, tokens, meta);
-        if let Some(piece_tokens) = self.piece_tokens {
-            sender = sender.in_pieces_of(piece_tokens);
-        }
-        let done = if request.max_tokens > 1 {
-            compute(prefill, &mut sender).await.map_err(|failed| match failed {
+        let sender = |state| {
+            let meta = DecodeMetaFrame::new(&request, reply_to, state).encode_to_vec().into();
+            let (pool, tokens) = (self.scheduler.pool(), request.prompt.len());
+            let sender = HandoffSender::new(decode.clone(), key, pool, tokens, meta);
+            match self.piece_tokens {
+                Some(piece_tokens) => sender.in_pieces_of(piece_tokens),
+                None => sender,
+            }
+        };
+        let mut ahead = sender(None);
+        let is_pool_backed = self.scheduler.facts().state_layout == SequenceStateLayout::PoolBacked;
+        let done = if request.max_tokens > 1 && is_pool_backed {
+            compute(prefill, &mut ahead).await.map_err(|failed| match failed {
                 Failed::Prefill(error) => error,
                 Failed::Offer(error) => offer_failure(&decode, &error),
             })?
         } else {
-            // Nothing follows the first token.
+            // Nothing follows the first token, or the offer waits for what has to go along with it.
             prefill.done().await?
         };
         let frame = first_token_frame(&request, &done);
@@ -86,8 +92,9 @@ impl ServingCoordinator {
             let _ = results.send(frame).await;
             return Ok(());
         }
-        let handoff = extract_sequence_handoff(&mut sequence).map_err(extract_failure)?;
+        let (handoff, state) = extract_with_state(&mut sequence).map_err(extract_failure)?;
         drop(sequence);
+        let sender = if state.is_some() { sender(state) } else { ahead };
         let closing = FirstTokenFrame::new(first_token).encode_to_vec().into();
         // The cache first: its time is the one that is waited for. A router that is gone cancels this task;
         // there is nothing to do about it here.
@@ -153,7 +160,9 @@ fn report_frame(decode: &Connection, report: SendReport) -> ResultFrame {
 
 fn extract_failure(error: ExtractError) -> GenerateError {
     match error {
-        ExtractError::ModelOwned { .. } => GenerateError::Unsupported(error.to_string()),
+        ExtractError::ModelOwned { .. } | ExtractError::StateLen { .. } => {
+            GenerateError::Unsupported(error.to_string())
+        }
         error => GenerateError::NodeFailed(error.to_string()),
     }
 }

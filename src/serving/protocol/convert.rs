@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use blockwire::clock;
+use blockwire::handoff::StateSegment;
 use bytes::Bytes;
 use uuid::Uuid;
 
@@ -58,21 +59,34 @@ impl PrefillRequestFrame {
 }
 
 impl DecodeMetaFrame {
-    /// How to go on after the first token.
-    pub fn new(request: &GenerateRequest, reply_to: Uuid) -> Self {
+    /// How to go on after the first token, and what no block of the cache holds.
+    pub fn new(request: &GenerateRequest, reply_to: Uuid, state: Option<StateSegment>) -> Self {
         let request = Some(request_to_frame(request));
-        Self { request, reply_to: uuid_bytes(reply_to) }
+        let state = state.map(|segment| frames::ModelState {
+            digest: segment.digest(),
+            family: segment.family,
+            state: segment.bytes,
+        });
+        Self { request, reply_to: uuid_bytes(reply_to), state }
     }
 
-    /// Reads the meta of an offer: the request, the router instance.
+    /// Reads the meta of an offer: the request, the router instance, the state beside the cache.
     ///
     /// # Errors
     /// [`FrameError`].
-    pub fn read(id: Uuid, meta: Bytes) -> Result<(GenerateRequest, Uuid), FrameError> {
+    pub fn read(
+        id: Uuid,
+        meta: Bytes,
+    ) -> Result<(GenerateRequest, Uuid, Option<StateSegment>), FrameError> {
         let name = "DecodeMetaFrame";
         let frame = decode::<Self>(name, meta)?;
         let request = request_from_frame(name, id, frame.request)?;
-        Ok((request, uuid_from(name, "reply_to", &frame.reply_to)?))
+        let state = frame.state.map(|state| {
+            let segment = StateSegment { family: state.family, bytes: state.state };
+            let good = segment.digest() == state.digest;
+            good.then_some(segment).ok_or(FrameError::Field { name, field: "state" })
+        });
+        Ok((request, uuid_from(name, "reply_to", &frame.reply_to)?, state.transpose()?))
     }
 }
 
@@ -348,5 +362,19 @@ mod tests {
         assert!(FirstTokenFrame::read(Bytes::from_static(b"\xff\xff\xff")).is_err());
         assert!(FirstTokenFrame::read(Bytes::new()).is_err());
         assert_eq!(FirstTokenFrame::read(FirstTokenFrame::new(0).encode_to_vec().into()), Ok(0));
+    }
+
+    #[test]
+    fn a_state_is_what_was_sent_or_nothing() {
+        let (id, router) = (Uuid::new_v4(), Uuid::new_v4());
+        let sent = StateSegment { family: "x".into(), bytes: vec![1, 2, 3].into() };
+        let mut frame = DecodeMetaFrame::new(&request(), router, Some(sent.clone()));
+        let read = |frame: &DecodeMetaFrame| {
+            DecodeMetaFrame::read(id, frame.encode_to_vec().into()).map(|(_, _, state)| state)
+        };
+        assert_eq!(read(&frame), Ok(Some(sent)));
+        frame.state.as_mut().unwrap().state = vec![1, 2, 4].into();
+        let (name, field) = ("DecodeMetaFrame", "state");
+        assert_eq!(read(&frame), Err(FrameError::Field { name, field }));
     }
 }

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use blockwire::handoff::ExtractError;
 use blockwire::pool::{BlockPool, KvSequence, KvSpec, PrefixChain, PrefixKey};
 use blockwire_runtime::files::ModelFingerprint;
-use blockwire_runtime::model::{Model, SequenceStateLayout};
+use blockwire_runtime::model::{Model, SequenceStateLayout, StateReader};
 use tokio::sync::mpsc;
 
 use super::job::{DecodeRefused, Job, Prefill, Sink, stopped};
@@ -37,6 +37,8 @@ pub struct SchedulerOptions {
     /// Whether prompts that begin alike share the blocks of what is alike. Of no effect where the pool does
     /// not hold the whole state of a sequence.
     pub prefix_cache: bool,
+    /// Whether what the model keeps of a sequence outside the pool may be handed over beside its blocks.
+    pub state_handoff: bool,
 }
 
 impl Default for SchedulerOptions {
@@ -50,6 +52,7 @@ impl Default for SchedulerOptions {
             eos: vec![],
             context_len_max: None,
             prefix_cache: true,
+            state_handoff: true,
         }
     }
 }
@@ -83,6 +86,8 @@ pub struct ModelFacts {
     pub fingerprint: ModelFingerprint,
     /// Where the state of a sequence lives.
     pub state_layout: SequenceStateLayout,
+    /// Makes again what the model keeps of a sequence outside the pool.
+    pub state_reader: Option<Arc<dyn StateReader>>,
     /// Token ids are below this.
     pub vocab: usize,
     /// Tokens of prompt and completion together: what model, options and pool allow.
@@ -166,6 +171,7 @@ impl BatchScheduler {
             family: model.family().to_owned(),
             fingerprint: model.fingerprint(),
             state_layout: model.sequence_state_layout(),
+            state_reader: model.state_reader().filter(|_| options.state_handoff),
             vocab: model.vocab(),
             context_len: model.context().min(asked).min(pool_tokens),
         };
@@ -203,9 +209,12 @@ impl BatchScheduler {
     /// request's budget: it decides only whether the first token is the last one.
     ///
     /// # Errors
-    /// As [`generate`](Self::generate), and for a family whose state the pool does not hold.
+    /// As [`generate`](Self::generate), and for a family whose state the pool does not hold, nor can travel beside
+    /// it.
     pub fn prefill_for_handoff(&self, request: GenerateRequest) -> Result<Prefill, GenerateError> {
-        if let SequenceStateLayout::ModelOwned { family } = &self.0.facts.state_layout {
+        if let SequenceStateLayout::ModelOwned { family } = &self.0.facts.state_layout
+            && self.0.facts.state_reader.is_none()
+        {
             let refused = ExtractError::ModelOwned { family: family.clone() };
             return Err(GenerateError::Unsupported(refused.to_string()));
         }

@@ -25,6 +25,7 @@ mod handle;
 mod job;
 mod local;
 mod prefix;
+mod state;
 mod stats;
 mod step;
 mod tail;

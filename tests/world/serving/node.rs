@@ -168,6 +168,7 @@ impl Node {
             eos: vec![EOS],
             context_len_max: None,
             prefix_cache: true,
+            state_handoff: true,
         };
         let step = self.step.clone();
         let rest = async move || match step.get() {

@@ -10,7 +10,7 @@ use blockwire::pool::{
 use super::{Setup, bits, cache_bytes, prefill, sequences};
 use crate::{
     cpu::{CpuModel, KernelLevel},
-    model::{Batch, ForwardError, LayerHook, Model, Row, SequenceStateLayout},
+    model::{Batch, ForwardError, LayerHook, Model, Row, SequenceStateLayout, StateError},
 };
 
 const FAMILIES: [&str; 4] = ["llama", "qwen3", "gemma3", "lfm2"];
@@ -211,6 +211,17 @@ fn a_state_of_the_models_own_goes_on_or_starts_again_and_nothing_else() {
     batch.push(0, 50, &[7], true);
     let refused = model.forward(&mut batch, &mut ());
     assert_eq!(refused, Err(ForwardError::StateElsewhere { row: 0, position: 50, state: 0 }));
+    // A state that came as bytes.
+    other.set_len(0);
+    prefill(&mut model, &mut other, &prompt(0)[..50], 11);
+    let (reader, bytes) = (model.state_reader().unwrap(), other.model_state().unwrap().to_bytes());
+    let bytes = bytes.unwrap();
+    assert_eq!(bytes.len(), 4 * 2 * 128 * 4, "four layers, two inputs, 128 numbers");
+    let short = reader.read(50, &bytes[1..]).unwrap_err();
+    assert_eq!(short, StateError::Len { expected: 4096, found: 4095 });
+    *other.model_state_mut() = Some(reader.read(50, &bytes).unwrap());
+    let rest = prefill(&mut model, &mut other, &prompt(0)[50..], usize::MAX);
+    assert_eq!(bits(&rest), bits(&expected[50..]));
     sequence_of_one_row(&mut model, &mut one, 0, prompt(0)[0]);
     let again = prefill(&mut model, &mut one, &prompt(0)[1..], 5);
     assert_eq!(bits(&again), bits(&expected[1..]));

@@ -36,7 +36,7 @@ pub(super) fn node_with(
 }
 
 /// The sequence's bytes in blocks of another pool, the tail writable.
-fn moved(sequence: &KvSequence, pool: &BlockPool) -> KvSequence {
+pub(super) fn moved(sequence: &KvSequence, pool: &BlockPool) -> KvSequence {
     let len = sequence.len();
     let order = PayloadOrder { block_tokens: sequence.pool().spec().block_tokens };
     let from = GatherList::new(sequence.pool(), sequence.sealed(), order, 0..len).unwrap();

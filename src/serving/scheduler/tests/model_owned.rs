@@ -1,11 +1,13 @@
-//! A family that keeps state beside the pool: one node serves it like any other, and never hands it over.
+//! A family that keeps state beside the pool: it is served like any other, and goes along with a handoff.
 
 use std::path::Path;
 
+use blockwire::handoff::{StateSegment, extract_sequence_handoff, extract_with_state};
 use blockwire::pool::KvSequence;
 use blockwire_runtime::cpu::{CpuModel, CpuOptions};
 use blockwire_runtime::files::ModelFiles;
 
+use super::handoff::moved;
 use super::*;
 
 fn lfm2() -> CpuModel {
@@ -14,8 +16,11 @@ fn lfm2() -> CpuModel {
 }
 
 fn node(blocks: usize, rows: usize) -> (BatchScheduler, BlockPool) {
+    node_with(blocks, SchedulerOptions { prefill_rows_max: rows, ..Default::default() })
+}
+
+fn node_with(blocks: usize, options: SchedulerOptions) -> (BatchScheduler, BlockPool) {
     let pool = BlockPool::new(PoolOptions::new(lfm2().kv_spec(8), blocks)).unwrap();
-    let options = SchedulerOptions { prefill_rows_max: rows, ..Default::default() };
     let scheduler = BatchScheduler::start(Box::new(lfm2()), pool.clone(), options).unwrap();
     (scheduler, pool)
 }
@@ -65,10 +70,12 @@ async fn its_prompts_share_nothing() {
     assert!(node.prefix_keys(&request).is_empty());
 }
 
-/// Third criterion of the fault B30, below the wire: refused by the family's name before a block is taken.
+/// Third criterion of the fault B30, below the wire: where the state cannot go along, the request is refused by the
+/// family's name before a block is taken.
 #[tokio::test]
 async fn fault_b30_a_prefill_for_a_handoff_is_refused_and_the_node_serves_on() {
-    let (node, pool) = node(40, 512);
+    let options = SchedulerOptions { state_handoff: false, ..Default::default() };
+    let (node, pool) = node_with(40, options);
     let expected = single(&requests()).await;
     for (request, expected) in requests().into_iter().zip(expected) {
         let before = (pool.accounting(), node.stats().steps);
@@ -78,6 +85,60 @@ async fn fault_b30_a_prefill_for_a_handoff_is_refused_and_the_node_serves_on() {
         assert_eq!((pool.accounting(), node.stats().steps), before);
         assert_eq!(collect(node.generate(request).unwrap()).await.0, expected);
     }
+}
+
+#[tokio::test]
+async fn handed_over_tokens_equal_a_single_nodes() {
+    let requests = requests();
+    let expected = single(&requests).await;
+    // A decode pool that is large, or so small that it preempts.
+    for decode_blocks in [60, 15] {
+        let ((prefill, _), (decode, decode_pool)) = (node(40, 10), node(decode_blocks, 512));
+        let mut arrived = Vec::new();
+        for request in &requests {
+            let done = prefill.prefill_for_handoff(request.clone()).unwrap().done().await.unwrap();
+            let mut sequence = done.sequence;
+            assert!(extract_sequence_handoff(&mut sequence).is_err(), "not without its state");
+            let (_, state) = extract_with_state(&mut sequence).unwrap();
+            let mut there = moved(&sequence, &decode_pool);
+            decode.restore_state(&mut there, state.as_ref()).unwrap();
+            arrived.push((there, done.first_token));
+        }
+        let mut running = Vec::new();
+        for (request, (sequence, first)) in requests.iter().zip(arrived) {
+            let rest = decode.decode_from(request.clone(), sequence, &[first]).unwrap();
+            running.push((first, tokio::spawn(collect(rest))));
+        }
+        for ((first, rest), expected) in running.into_iter().zip(&expected) {
+            let rest = rest.await.unwrap().0;
+            assert_eq!([&[first], &rest[..]].concat(), *expected, "{decode_blocks} blocks");
+        }
+        assert_eq!(decode.stats().preemptions > 0, decode_blocks < 60);
+    }
+}
+
+#[tokio::test]
+async fn a_state_that_does_not_fit_is_refused() {
+    let (node, pool) = node(40, 512);
+    let mut sequence = KvSequence::new(&pool);
+    let segment =
+        |family: &str, len| StateSegment { family: family.to_owned(), bytes: vec![0; len].into() };
+    let len = 4 * 2 * 128 * 4;
+    for state in [None, Some(segment("rwkv", len)), Some(segment("lfm2", len - 4))] {
+        let refused = node.restore_state(&mut sequence, state.as_ref()).unwrap_err();
+        assert!(matches!(refused, GenerateError::NodeFailed(_)), "{refused:?}");
+        assert!(sequence.model_state().is_none());
+    }
+    node.restore_state(&mut sequence, Some(&segment("lfm2", len))).unwrap();
+    assert_eq!(sequence.model_state().unwrap().family(), "lfm2");
+    let options = SchedulerOptions { state_handoff: false, ..options() };
+    let (closed, pool) = node_with(8, options.clone());
+    let mut sequence = KvSequence::new(&pool);
+    assert!(closed.restore_state(&mut sequence, Some(&segment("lfm2", len))).is_err());
+    let rig = Rig::new(8, options);
+    let mut sequence = KvSequence::new(&rig.pool);
+    rig.scheduler.restore_state(&mut sequence, None).unwrap();
+    assert!(rig.scheduler.restore_state(&mut sequence, Some(&segment("lfm2", len))).is_err());
 }
 
 #[tokio::test]

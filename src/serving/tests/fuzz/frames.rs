@@ -21,10 +21,10 @@ pub(crate) fn play(bytes: &[u8]) {
         assert_eq!((again.1, again.2), (decode, reply_to));
         compare(&again.0, &request);
     }
-    if let Ok((request, reply_to)) = DecodeMetaFrame::read(id, bytes.clone()) {
-        let again = DecodeMetaFrame::new(&request, reply_to).encode_to_vec();
+    if let Ok((request, reply_to, state)) = DecodeMetaFrame::read(id, bytes.clone()) {
+        let again = DecodeMetaFrame::new(&request, reply_to, state.clone()).encode_to_vec();
         let again = DecodeMetaFrame::read(id, again.into()).expect("a frame of this side's");
-        assert_eq!(again.1, reply_to);
+        assert_eq!((again.1, again.2), (reply_to, state));
         compare(&again.0, &request);
     }
     if let Ok(first_token) = FirstTokenFrame::read(bytes.clone()) {

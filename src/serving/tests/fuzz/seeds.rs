@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use blockwire::clock;
+use blockwire::handoff::StateSegment;
 use blockwire_serving::backend::{
     FinishReason, GenerateError, GenerateRequest, SamplingParams, TokenEvent, TokenLogprobs, Usage,
 };
@@ -16,6 +17,7 @@ use uuid::Uuid;
 type Seeds = Vec<(&'static str, Vec<u8>)>;
 
 pub(crate) fn frames() -> Seeds {
+    let state = StateSegment { family: "lfm2".into(), bytes: vec![1, 2, 3].into() };
     let request = GenerateRequest {
         id: Uuid::from_u128(1),
         prompt: vec![1, 2, 300_000],
@@ -41,8 +43,9 @@ pub(crate) fn frames() -> Seeds {
     let too_long = GenerateError::TooLong { tokens: 9, limit: 8 };
     vec![
         ("prefill", PrefillRequestFrame::new(&request, decode, router).encode_to_vec()),
-        ("decode", DecodeMetaFrame::new(&request, router).encode_to_vec()),
+        ("decode", DecodeMetaFrame::new(&request, router, None).encode_to_vec()),
         ("first_token", FirstTokenFrame::new(5).encode_to_vec()),
+        ("model_state", DecodeMetaFrame::new(&request, router, Some(state)).encode_to_vec()),
         ("token", result(TokenEvent::Token { id: 5, logprob })),
         ("finished", result(TokenEvent::Finished { reason: FinishReason::Stop, usage })),
         ("failed", result(TokenEvent::Failed(too_long))),
