@@ -60,7 +60,7 @@ pub trait Model: Send {
 pub enum SequenceStateLayout {
     /// All of it in pool blocks: they can be handed over and shared.
     PoolBacked,
-    /// Some of it as [`ModelState`](blockwire::pool::ModelState), which no block holds.
+    /// Some of it as [`ModelState`], which no block holds.
     ModelOwned {
         /// Names the form of that memory.
         family: String,
