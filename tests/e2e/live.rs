@@ -74,6 +74,33 @@ fn the_numbers_are_those_of_the_nodes() {
     cluster.finish();
 }
 
+/// Whoever looks for a caller's id in the router's log finds what became of his request, and the name under which
+/// the nodes know it.
+#[test]
+fn a_callers_id_is_in_every_line_about_his_request() {
+    let cluster = Cluster::start(Setup::new(Model::Llama, Carrier::Shm));
+    let url = format!("{}/v1/completions", cluster.http());
+    let asked = ureq::post(&url).header("x-request-id", "case-4711");
+    let answer = asked.send_json(completion(&Model::Llama.prompt(40, 1), 8)).unwrap();
+    assert_eq!(answer.headers()["x-request-id"], "case-4711");
+    drop(answer);
+    let lines = || -> Vec<String> {
+        let log = cluster.router.log();
+        log.lines().filter(|line| line.contains("case-4711")).map(str::to_owned).collect()
+    };
+    wait_until("its handoff is told", || lines().iter().any(|line| line.contains("handed over")));
+    let lines = lines();
+    let word = |line: &str, key: &str| {
+        line.split_whitespace().find_map(|word| word.strip_prefix(key)).map(str::to_owned)
+    };
+    let sent = lines.iter().find(|line| line.contains("sent to its nodes")).unwrap();
+    let own = word(sent, "request=").expect("the nodes' name of it");
+    assert!(lines.iter().all(|line| word(line, "request=").as_ref() == Some(&own)), "{lines:?}");
+    assert!(lines.iter().all(|line| line.contains("decode shm:decode")), "{lines:?}");
+    cluster.settle();
+    cluster.finish();
+}
+
 /// The page's script in a real browser: what it made of the numbers.
 #[test]
 fn a_browser_shows_the_page() {

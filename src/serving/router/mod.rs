@@ -23,6 +23,7 @@ use blockwire::session::{PeerMessage, SessionEnd};
 use blockwire::transport::Address;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tracing::Span;
 use uuid::Uuid;
 
 pub use bridge::StreamBridge;
@@ -118,7 +119,7 @@ impl RequestRouter {
         let route = routes.get_mut(&id).filter(|route| route.epoch == message.epoch);
         let Some(route) = route else {
             // Of a request, or of an attempt at it, that was cancelled or failed, or that was over first.
-            tracing::debug!(request = %id, "late result");
+            tracing::debug!(request = %id, peer = from.peer().name, "late result");
             let frame = ResultFrame::read(message.body).ok();
             if let Some(handoff) = frame.and_then(|frame| frame.handoff) {
                 self.links().note_late(&handoff);
@@ -156,8 +157,11 @@ impl RequestRouter {
     /// Logs and counts what a handoff cost.
     fn note_handoff(&self, route: &Route, frame: &ResultFrame) {
         let Some(handoff) = &frame.handoff else { return };
+        let _in_request = route.span.enter();
         tracing::info!(
             request = %route.request.id,
+            prefill = route.prefill.peer().name,
+            decode = route.decode.peer().name,
             bytes = handoff.payload_bytes,
             ahead = handoff.ahead_bytes,
             exposed_micros = handoff.exposed_us,
@@ -216,7 +220,13 @@ impl RequestRouter {
             self.0.metrics.retried(&error);
             route.epoch += 1;
             let (id, epoch) = (route.request.id, route.epoch);
-            tracing::warn!(request = %id, %error, attempt = epoch, "tried on other nodes");
+            let names = [&prefill, &decode].map(|node| &*node.peer().name);
+            route.span.in_scope(|| {
+                let [prefill, decode] = names;
+                tracing::warn!(
+                    request = %id, %error, attempt = epoch, prefill, decode, "tried on other nodes"
+                );
+            });
             route.bridge.begin_again(notes(&prefill, &decode, epoch));
             (route.prefill, route.decode) = (prefill.clone(), decode);
             let body = route.ask(self.0.instance);
@@ -274,8 +284,15 @@ impl RequestRouter {
         let bridge =
             StreamBridge::new(events, notes(&prefill, &decode, epoch), request.retractable);
         let (to, tried, losses) = (prefill.clone(), Vec::new(), Losses::default());
-        let begun = clock::now();
-        let route = Route { request, begun, epoch, tried, losses, bridge, prefill, decode };
+        tracing::info!(
+            request = %id,
+            prefill = prefill.peer().name,
+            decode = decode.peer().name,
+            prompt_tokens = request.prompt.len(),
+            "sent to its nodes"
+        );
+        let (begun, span) = (clock::now(), Span::current());
+        let route = Route { request, span, begun, epoch, tried, losses, bridge, prefill, decode };
         let body = route.ask(self.0.instance);
         match self.routes().entry(id) {
             Entry::Occupied(_) => {

@@ -9,6 +9,7 @@ use blockwire::clock;
 use blockwire::endpoint::Connection;
 use bytes::Bytes;
 use prost::Message as _;
+use tracing::Span;
 use uuid::Uuid;
 
 use super::bridge::StreamBridge;
@@ -23,6 +24,8 @@ const ATTEMPTS_MAX: u32 = 3;
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) request: GenerateRequest,
+    /// Of the HTTP request that it belongs to, whose id is in its log lines.
+    pub(super) span: Span,
     /// When it came.
     pub(super) begun: Instant,
     /// Which attempt it is, from 1.
@@ -94,6 +97,12 @@ impl Route {
     pub(super) fn report(mut self) {
         if let Some(verdict) = self.losses.verdict() {
             self.bridge.condemn(verdict);
+        }
+        if let Some(error) = self.bridge.failure() {
+            let (prefill, decode) = (&self.prefill.peer().name, &self.decode.peer().name);
+            self.span.in_scope(|| {
+                tracing::warn!(request = %self.request.id, %error, prefill, decode, "failed");
+            });
         }
         self.bridge.report();
     }

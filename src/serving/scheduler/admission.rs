@@ -113,7 +113,7 @@ impl Worker {
     fn preempt(&mut self, index: usize) {
         let job = self.running.remove(index);
         count(&self.counters.preemptions);
-        tracing::info!(id = %job.request.id, tokens = job.cached(), "preempted: the pool is full");
+        tracing::info!(request = %job.request.id, tokens = job.cached(), "preempted: the pool is full");
         self.start_over(job);
     }
 

@@ -109,7 +109,7 @@ impl Worker {
             sampled += usize::from(wants_logits);
             if !job.sequence.as_ref().is_none_or(KvSequence::is_intact) {
                 // What this step read may be torn: none of it is shown to anybody.
-                tracing::warn!(id = %job.request.id, "the peer took its blocks back: computed again");
+                tracing::warn!(request = %job.request.id, "the peer took its blocks back: computed again");
                 self.start_over(job);
                 continue;
             }
@@ -117,7 +117,7 @@ impl Worker {
             job.share_full();
             if !wants_logits {
                 tracing::debug!(
-                    id = %job.request.id, done = job.cached(), total = job.tokens.len(), "prefill"
+                    request = %job.request.id, done = job.cached(), total = job.tokens.len(), "prefill"
                 );
                 job.tell_progress();
                 self.running.push(job);

@@ -152,7 +152,7 @@ impl Worker {
 
     fn alive(&self, job: Job, now: Instant) -> Option<Job> {
         if job.cancelled() {
-            tracing::debug!(id = %job.request.id, generated = job.output().len(), "cancelled");
+            tracing::debug!(request = %job.request.id, generated = job.output().len(), "cancelled");
             count(&self.counters.cancelled);
             return None;
         }
@@ -164,7 +164,7 @@ impl Worker {
     }
 
     pub(super) fn fail(&self, job: Job, error: GenerateError) {
-        tracing::warn!(id = %job.request.id, %error, "request failed");
+        tracing::warn!(request = %job.request.id, %error, "request failed");
         count(&self.counters.failed);
         job.fail(error);
     }

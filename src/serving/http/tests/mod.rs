@@ -26,6 +26,7 @@ mod disconnects;
 mod live;
 mod refusals;
 mod streams;
+mod typed;
 
 use bytewise::Bytewise;
 
