@@ -30,6 +30,9 @@ pub struct Committed {
 
 #[derive(Debug)]
 pub(super) struct Outgoing {
+    /// Under which the receiver may keep blocks. Dropped before them: whoever reads them under it must be able to
+    /// tell before somebody else can write to them.
+    grant: Option<Grant>,
     source: Source,
     state: State,
     /// What the last word to the receiver's user is, once every token is there.
@@ -42,8 +45,6 @@ pub(super) struct Outgoing {
     answered: bool,
     /// The receiver can reach the blocks by itself, and may do so until its last word.
     reachable: bool,
-    /// Under which the receiver may keep blocks.
-    grant: Option<Grant>,
     /// How many of the first blocks the receiver keeps, if it commits.
     adopted: usize,
     /// Whether the system still reads the blocks for the receiver.
@@ -148,6 +149,7 @@ impl Digesting {
 impl Outgoing {
     fn new(source: Source, reachable: bool, grant: Option<Grant>, closing: Option<Bytes>) -> Self {
         Self {
+            grant,
             source,
             state: State::Offered,
             closing,
@@ -155,7 +157,6 @@ impl Outgoing {
             withdrawn: false,
             answered: false,
             reachable,
-            grant,
             adopted: 0,
             lingering: Lingering::No,
             kept: Vec::new(),
@@ -359,8 +360,8 @@ impl Session {
         if rtr.tag.checked_add(todo.len() as u64).is_none() {
             return Err(SessionViolation::BadRange);
         }
-        // From here on only the link reads the blocks.
-        offer.reachable = false;
+        // What is pushed, only the link reads from here on; what is adopted, the receiver.
+        offer.reachable &= rtr.tag == 0;
         offer.state = State::Pushing(Pushing { tag: rtr.tag, todo, pieces: Vec::new() });
         self.pump(key);
         Ok(())

@@ -36,7 +36,7 @@ fn recalled_blocks_that_do_not_come_back_are_taken() {
     let due = now + timing().recall_max;
     let sender = &mut world.sessions[SENDER];
     sender.handle_time(due - Duration::from_millis(1));
-    assert_eq!((sender.counters().blocks_lent, sender.counters().leases_revoked), (1, 0));
+    assert_eq!((sender.counters().blocks_lent, sender.counters().leases_revoked), (2, 0));
     assert!(sender.next_deadline().unwrap() <= due);
     sender.handle_time(due);
     assert_eq!((sender.counters().blocks_lent, sender.counters().leases_revoked), (0, 1));
@@ -146,7 +146,7 @@ fn what_is_lent_ends_with_the_link() {
         world.commit(0);
         world.settle();
     }
-    assert_eq!(world.sessions[SENDER].counters().blocks_lent, 1);
+    assert_eq!(world.sessions[SENDER].counters().blocks_lent, 2);
     world.die();
     // Looks whether the reader knows.
     world.settle();

@@ -1,7 +1,14 @@
 //! What comes too early or too late: older tries of a request, a commit of what was not sent, an end of the
 //! session before the end of its link.
 
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
+use std::task::{Context, Wake};
+
 use blockwire::clock;
+use blockwire::pool::Lease;
 use blockwire::session::{Action, HandoffKey, LandError, Notice, OfferError, SessionEnd};
 use blockwire::transport::{CloseReason, LinkEvent, Op};
 use blockwire::wire::{Header, Kind, body, encode_frame, split_frame};
@@ -93,4 +100,62 @@ fn an_operation_that_ends_with_its_link_is_the_end_of_the_connection() {
             matches!(heard, Some(Notice::LandFailed(_, LandError::Ended(SessionEnd::Link(_)))));
         assert!(gone, "{heard:?}");
     }
+}
+
+/// A sequence that the receiver adopted as a whole, while its commit is on its way.
+fn committed_on_the_way() -> World {
+    let mut world = World::new(Way::Adopt);
+    world.begin(0);
+    for side in [SENDER, RECEIVER] {
+        world.deliver(side);
+        world.settle();
+    }
+    world.commit(0);
+    world.settle();
+    assert!(world.known[&0].adopted.is_some());
+    world
+}
+
+#[test]
+fn what_was_committed_before_a_withdrawal_arrived_stays_lent() {
+    let mut world = committed_on_the_way();
+    world.withdraw(0);
+    world.settle();
+    world.deliver(SENDER);
+    world.settle();
+    assert_eq!(world.sessions[SENDER].counters().blocks_lent, 2);
+    world.finish();
+    world.check_end();
+}
+
+/// What a reader could tell when the blocks that it reads were free.
+struct AtWake {
+    lease: Arc<Lease>,
+    told: AtomicU8,
+}
+
+const IN_FORCE: u8 = 1;
+const ENDED: u8 = 2;
+
+impl Wake for AtWake {
+    fn wake(self: Arc<Self>) {
+        let told = if self.lease.is_in_force() { IN_FORCE } else { ENDED };
+        let _first = self.told.compare_exchange(0, told, SeqCst, SeqCst);
+    }
+}
+
+/// Somebody waits for the blocks, and writes to them as soon as they are free.
+#[test]
+fn a_lease_ends_before_its_blocks_are_free() {
+    let mut world = committed_on_the_way();
+    let adopted = world.known[&0].adopted.as_ref().and_then(|sequence| sequence.adopted());
+    let lease = adopted.unwrap().lease().clone();
+    let at_wake = Arc::new(AtWake { lease, told: AtomicU8::new(0) });
+    let pool = world.pools[SENDER].clone();
+    let mut waiting = pin!(pool.reserve(12));
+    let waker = at_wake.clone().into();
+    assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let gone = LinkEvent::Closed(CloseReason::PeerGone);
+    world.sessions[SENDER].handle_event(gone, clock::now());
+    assert_eq!(at_wake.told.load(SeqCst), ENDED);
 }
