@@ -50,15 +50,15 @@ fn prompts_of_one_chunk_and_of_many(setup: Setup) {
             (ahead, early)
         };
         let (ahead, early) = once();
-        if streams && early > 0 {
-            // The last chunk of these is one token: what is faster than the nodes hear of it leaves with it.
+        assert!(ahead == 0 || streams && early > 0, "{ahead} bytes of {tokens} tokens left early");
+        // The last chunk is one token: of two chunks, whether the first leaves before the nodes hear of that one is
+        // chance; of many, some always do.
+        if streams && tokens > 2 * CHUNK {
             let mut most = ahead;
             wait_until("bytes leave ahead", || {
                 most = most.max(once().0);
                 most > 0
             });
-        } else {
-            assert_eq!(ahead, 0);
         }
     }
     assert_eq!(cluster.decode.metric("prefill_tokens_computed_total"), 0);
