@@ -100,7 +100,7 @@ fn plan(rate: f64, requests: usize) -> Vec<Planned> {
 }
 
 fn under_load(model: &std::path::Path) {
-    let rate = setting("BLOCKWIRE_LOAD_RATE", 0.5);
+    let rate = setting("BLOCKWIRE_LOAD_RATE", 1.0);
     let requests = setting("BLOCKWIRE_LOAD_REQUESTS", 60);
     let planned = plan(rate, requests);
     println!("\nunder load: {requests} requests, {rate} a second; ms");
