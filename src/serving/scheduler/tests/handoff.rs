@@ -66,12 +66,7 @@ fn llama_requests() -> Vec<GenerateRequest> {
 
 /// One request after the other, on a node of its own.
 async fn single(requests: &[GenerateRequest]) -> Vec<Vec<u32>> {
-    let node = node(&llama_pool(16, 40), 512);
-    let mut all = Vec::new();
-    for request in requests {
-        all.push(collect(node.generate(request.clone()).unwrap()).await.0);
-    }
-    all
+    one_by_one(&node(&llama_pool(16, 40), 512), requests).await
 }
 
 #[tokio::test]
@@ -81,13 +76,8 @@ async fn a_real_model_gives_the_same_tokens_batched_chunked_and_preempted() {
     for (blocks, rows) in [(60, 512), (60, 3), (9, 512), (9, 5)] {
         let pool = llama_pool(8, blocks);
         let node = node(&pool, rows);
-        let running: Vec<_> = requests
-            .iter()
-            .map(|request| tokio::spawn(collect(node.generate(request.clone()).unwrap())))
-            .collect();
-        for (running, expected) in running.into_iter().zip(&expected) {
-            assert_eq!(running.await.unwrap().0, *expected, "{blocks} blocks, {rows} rows");
-        }
+        let tokens = all_at_once(&node, &requests).await;
+        assert_eq!(tokens, expected, "{blocks} blocks, {rows} rows");
         assert_eq!(node.stats().preemptions > 0, blocks < 60);
         assert_eq!(pool.accounting().available(), blocks);
     }

@@ -243,6 +243,27 @@ fn request(prompt: Vec<u32>, max_tokens: u32) -> GenerateRequest {
     }
 }
 
+/// The tokens that a node gives to each request, one after the other.
+async fn one_by_one(node: &BatchScheduler, requests: &[GenerateRequest]) -> Vec<Vec<u32>> {
+    let mut all = Vec::new();
+    for request in requests {
+        all.push(collect(node.generate(request.clone()).unwrap()).await.0);
+    }
+    all
+}
+
+/// The tokens that a node gives to requests that are there at the same time.
+async fn all_at_once(node: &BatchScheduler, requests: &[GenerateRequest]) -> Vec<Vec<u32>> {
+    let ask =
+        |request: &GenerateRequest| tokio::spawn(collect(node.generate(request.clone()).unwrap()));
+    let running: Vec<_> = requests.iter().map(ask).collect();
+    let mut all = Vec::new();
+    for running in running {
+        all.push(running.await.unwrap().0);
+    }
+    all
+}
+
 /// The tokens of a generation and how it ended.
 async fn collect(
     mut generation: Generation,

@@ -32,12 +32,7 @@ fn requests() -> Vec<GenerateRequest> {
 
 /// One request after the other.
 async fn single(requests: &[GenerateRequest]) -> Vec<Vec<u32>> {
-    let (node, _) = node(40, 512);
-    let mut all = Vec::new();
-    for request in requests {
-        all.push(collect(node.generate(request.clone()).unwrap()).await.0);
-    }
-    all
+    one_by_one(&node(40, 512).0, requests).await
 }
 
 #[tokio::test]
@@ -46,13 +41,8 @@ async fn its_tokens_do_not_depend_on_batches_chunks_and_preemptions() {
     let expected = single(&requests).await;
     for (blocks, rows) in [(60, 512), (60, 3), (9, 512), (9, 5)] {
         let (node, pool) = node(blocks, rows);
-        let running: Vec<_> = requests
-            .iter()
-            .map(|request| tokio::spawn(collect(node.generate(request.clone()).unwrap())))
-            .collect();
-        for (running, expected) in running.into_iter().zip(&expected) {
-            assert_eq!(running.await.unwrap().0, *expected, "{blocks} blocks, {rows} rows");
-        }
+        let tokens = all_at_once(&node, &requests).await;
+        assert_eq!(tokens, expected, "{blocks} blocks, {rows} rows");
         assert_eq!(node.stats().preemptions > 0, blocks < 60);
         assert_eq!(pool.accounting().free, blocks, "nothing is kept for other prompts");
     }
