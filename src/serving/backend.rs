@@ -94,6 +94,16 @@ pub enum FinishReason {
     Length,
 }
 
+impl FinishReason {
+    /// What OpenAI calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
 /// Exact token counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {

@@ -211,11 +211,7 @@ impl Metrics {
 }
 
 fn reason_label(reason: FinishReason) -> Label {
-    let reason = match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
-    };
-    [("finished_reason", reason.to_owned())]
+    [("finished_reason", reason.name().to_owned())]
 }
 
 impl Default for Metrics {

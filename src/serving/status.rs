@@ -35,6 +35,14 @@ pub struct HandoffStatus {
     pub bytes: u64,
 }
 
+impl HandoffStatus {
+    /// Adds one of so many bytes, as a node said.
+    pub(crate) fn add(&mut self, bytes: u64) {
+        self.count += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+}
+
 /// How often something else was done than what was meant first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FallbackStatus {

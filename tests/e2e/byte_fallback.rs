@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::client::Completion;
 use crate::cluster::{Carrier, Cluster, Setup};
-use crate::models::{Model, sampled};
+use crate::models::{Model, sampled, written_once};
 use crate::parity::{all, assert_parity, single_node};
 use crate::start_up::copy_llama;
 
@@ -21,12 +21,7 @@ const VOCAB: u32 = 512;
 /// The folder of a tiny llama with such a tokenizer and a chat template, written once.
 pub(crate) fn path() -> PathBuf {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        write(folder.path());
-        folder
-    });
-    folder.path().to_owned()
+    written_once(&FOLDER, write)
 }
 
 fn write(folder: &Path) {

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::cluster::{Carrier, Cluster, Setup};
 use crate::models::Model;
-use crate::watchdog::{note_ended, note_started};
+use crate::watchdog::run;
 
 #[test]
 fn openais_client_is_served() {
@@ -22,21 +22,15 @@ fn is_served(package: &str, script: &str) {
     let packages = client_packages(package);
     let cluster = Cluster::start(Setup::new(Model::SmolLm2, Carrier::Shm));
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e").join(script);
-    let child = Command::new("python3")
+    let mut command = Command::new("python3");
+    command
         .arg(script)
         .arg(format!("{}/v1", cluster.http()))
         .env("PYTHONPATH", &packages)
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("NO_PROXY", "127.0.0.1")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let pid = child.id();
-    note_started(pid);
-    let output = child.wait_with_output().unwrap();
-    note_ended(pid);
+        .stderr(Stdio::piped());
+    let output = run(&mut command);
     let (told, errors) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{told}\n{errors}");

@@ -9,7 +9,7 @@ use crate::client::{Caller, ask, get};
 use crate::cluster::{Carrier, Cluster, Setup, start_decode};
 use crate::models::{Model, completion, streamed};
 use crate::node::wait_until;
-use crate::watchdog::{note_ended, note_started};
+use crate::watchdog::run;
 
 fn stats(cluster: &Cluster) -> Value {
     let (status, text) = get(&format!("{}/stats", cluster.http()));
@@ -112,21 +112,14 @@ fn a_browser_shows_the_page() {
     ask(cluster.http(), &completion(&Model::Llama.prompt(40, 1), 8)).unwrap();
     let profile = cluster.dir.path().join("browser");
     let dump = |url: &str| {
-        let child = Command::new(&browser)
+        let mut command = Command::new(&browser);
+        command
             .args(["--headless=new", "--no-sandbox", "--disable-gpu", "--no-proxy-server"])
             .args(["--virtual-time-budget=4000", "--dump-dom"])
             .arg(format!("--user-data-dir={}", profile.display()))
             .arg(url)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let pid = child.id();
-        note_started(pid);
-        let output = child.wait_with_output().unwrap();
-        note_ended(pid);
-        String::from_utf8_lossy(&output.stdout).into_owned()
+            .stderr(Stdio::null());
+        String::from_utf8_lossy(&run(&mut command).stdout).into_owned()
     };
     let dom = dump(cluster.http());
     for shown in [

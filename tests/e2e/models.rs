@@ -90,17 +90,14 @@ pub(crate) fn streamed(mut body: Value) -> Value {
 /// A copy whose configuration promises more, written once.
 fn long_llama(llama: &Path) -> PathBuf {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
+    written_once(&FOLDER, |folder| {
         let weights = "model.safetensors";
-        fs::copy(llama.join(weights), folder.path().join(weights)).unwrap();
+        fs::copy(llama.join(weights), folder.join(weights)).unwrap();
         let config = fs::read(llama.join("config.json")).unwrap();
         let mut config: Value = serde_json::from_slice(&config).unwrap();
         config["max_position_embeddings"] = json!(8192);
-        fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-        folder
-    });
-    folder.path().to_owned()
+        fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    })
 }
 
 fn text_ids() -> &'static [u32] {
@@ -109,6 +106,16 @@ fn text_ids() -> &'static [u32] {
         let tokenizer = ModelFiles::open(smollm2()).unwrap().tokenizer().unwrap();
         tokenizer.encode(TEXT, false).unwrap()
     })
+}
+
+/// A folder whose files are written when it is asked for first.
+pub(crate) fn written_once(folder: &OnceLock<TempDir>, write: impl FnOnce(&Path)) -> PathBuf {
+    let folder = folder.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path());
+        folder
+    });
+    folder.path().to_owned()
 }
 
 fn smollm2() -> PathBuf {

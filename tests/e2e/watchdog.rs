@@ -1,6 +1,7 @@
 //! Ends a test that hangs: its processes are killed, so that whatever waits for them fails.
 
 use std::collections::HashMap;
+use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::thread;
@@ -61,6 +62,16 @@ pub(crate) fn note_started(pid: u32) {
 /// Forgets a process that has ended.
 pub(crate) fn note_ended(pid: u32) {
     running().remove(&pid);
+}
+
+/// Runs a command to its end, as a process of the current test.
+pub(crate) fn run(command: &mut Command) -> Output {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    note_started(pid);
+    let output = child.wait_with_output().unwrap();
+    note_ended(pid);
+    output
 }
 
 /// Kills a process as the system does when memory runs out.

@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::models::written_once;
+
 const LAYERS: usize = 64;
 const HIDDEN: usize = 64;
 const HEADS: usize = 32;
@@ -17,12 +19,7 @@ const VOCAB: usize = 512;
 /// The folder with its files, written once.
 pub(crate) fn path() -> PathBuf {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        write(folder.path());
-        folder
-    });
-    folder.path().to_owned()
+    written_once(&FOLDER, write)
 }
 
 fn write(folder: &Path) {

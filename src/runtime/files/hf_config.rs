@@ -213,13 +213,15 @@ fn scaling(path: &Path, rope: Option<&Rope>) -> Result<RopeScaling, LoadError> {
     }
 }
 
-/// What each layer is, from its type in the file.
+/// What each layer is, from its type in the file, or from its number where the file has no types.
 fn layer_types(
     path: &Path,
-    types: &[String],
+    types: Option<&[String]>,
     layers: usize,
+    untyped: impl Fn(usize) -> Mixer,
     mixer: impl Fn(&str) -> Option<Mixer>,
 ) -> Result<Vec<Mixer>, LoadError> {
+    let Some(types) = types else { return Ok((0..layers).map(untyped).collect()) };
     if types.len() != layers {
         return Err(LoadError::InvalidSetting {
             path: path.to_owned(),

@@ -44,7 +44,7 @@ impl Shape {
         logprobs: bool,
         text: &dyn TextCodec,
     ) -> Value {
-        let reason = choice.end.map(|(reason, _)| reason_name(reason));
+        let reason = choice.end.map(|(reason, _)| reason.name());
         let logprobs = logprobs.then(|| self.logprobs(&choice.tokens, &choice.offsets, text));
         match self {
             Self::Chat => json!({
@@ -66,7 +66,7 @@ impl Shape {
         logprobs: Option<Value>,
         reason: Option<FinishReason>,
     ) -> Value {
-        let reason = reason.map(reason_name);
+        let reason = reason.map(FinishReason::name);
         match self {
             Self::Chat => {
                 let delta = match (reason, text) {
@@ -98,13 +98,6 @@ impl Shape {
             }
             Self::Completion => completion_logprobs(tokens, offsets, text),
         }
-    }
-}
-
-fn reason_name(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
     }
 }
 

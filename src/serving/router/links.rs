@@ -45,16 +45,13 @@ impl Links {
         let waited_for = report.payload_bytes.saturating_sub(report.ahead_bytes);
         link.bytes = link.bytes * KEPT + waited_for as f64;
         link.seconds = link.seconds * KEPT + link.latest.as_secs_f64();
-        for total in [&mut link.total, &mut self.total] {
-            total.count += 1;
-            total.bytes = total.bytes.saturating_add(report.payload_bytes);
-        }
+        link.total.add(report.payload_bytes);
+        self.total.add(report.payload_bytes);
     }
 
     /// Notes a handoff of a request that is over already: between whom is not known any more.
     pub(super) fn note_late(&mut self, report: &HandoffReport) {
-        self.total.count += 1;
-        self.total.bytes = self.total.bytes.saturating_add(report.payload_bytes);
+        self.total.add(report.payload_bytes);
     }
 
     /// A node is gone, and its links with it.

@@ -82,14 +82,11 @@ impl Gemma3 {
         types: Option<&[String]>,
         layers: usize,
     ) -> Result<Vec<Mixer>, LoadError> {
-        let Some(types) = types else {
-            let pattern = self.sliding_window_pattern.or(self.private_sliding_window_pattern);
-            let pattern = pattern.unwrap_or(6);
-            let is_full = |layer: usize| pattern != 0 && (layer + 1).is_multiple_of(pattern);
-            let mixer = |layer| if is_full(layer) { Mixer::Attention } else { Mixer::Window };
-            return Ok((0..layers).map(mixer).collect());
-        };
-        layer_types(path, types, layers, |ty| match ty {
+        let pattern = self.sliding_window_pattern.or(self.private_sliding_window_pattern);
+        let pattern = pattern.unwrap_or(6);
+        let is_full = |layer: usize| pattern != 0 && (layer + 1).is_multiple_of(pattern);
+        let untyped = |layer| if is_full(layer) { Mixer::Attention } else { Mixer::Window };
+        layer_types(path, types, layers, untyped, |ty| match ty {
             "full_attention" => Some(Mixer::Attention),
             "sliding_attention" => Some(Mixer::Window),
             _ => None,

@@ -61,14 +61,11 @@ impl Lfm2 {
         types: Option<&[String]>,
         layers: usize,
     ) -> Result<Vec<Mixer>, LoadError> {
-        let Some(types) = types else {
-            let attends = |layer| match &self.full_attn_idxs {
-                Some(indices) if !indices.contains(&layer) => Mixer::Convolution,
-                _ => Mixer::Attention,
-            };
-            return Ok((0..layers).map(attends).collect());
+        let untyped = |layer| match &self.full_attn_idxs {
+            Some(indices) if !indices.contains(&layer) => Mixer::Convolution,
+            _ => Mixer::Attention,
         };
-        layer_types(path, types, layers, |ty| match ty {
+        layer_types(path, types, layers, untyped, |ty| match ty {
             "full_attention" => Some(Mixer::Attention),
             "conv" => Some(Mixer::Convolution),
             _ => None,
