@@ -179,6 +179,10 @@ pub(crate) struct ServeArgs {
     /// Key that HTTP callers must send; may be repeated.
     #[arg(long, value_name = "KEY", env = "BLOCKWIRE_API_KEY")]
     pub(crate) api_key: Vec<String>,
+    /// Ask for an API key at /metrics and /stats too (single, router); without this, only what begins with /v1 does.
+    /// The live page is then http://HOST:PORT/#key=KEY.
+    #[arg(long)]
+    pub(crate) keyed_metrics: bool,
     /// File with the key that all nodes of a deployment share; only its owner may read it. Without
     /// one, BLOCKWIRE_CLUSTER_KEY may hold the key.
     #[arg(long, value_name = "PATH")]

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use blockwire::endpoint::{Endpoint, EndpointOptions};
 use blockwire::pool::BlockPool;
 use blockwire::session::Identity;
-use blockwire::transport::Transport;
+use blockwire::transport::{Address, Transport};
 use blockwire_runtime::files::ModelFiles;
 use blockwire_serving::protocol::NodeRole;
 use blockwire_shm::ShmTransport;
@@ -33,14 +33,13 @@ pub(crate) fn endpoint(
     role: NodeRole,
     pool: Option<&BlockPool>,
 ) -> Result<Arc<Endpoint>> {
-    let place = args.serving_bind.as_ref().map(|bind| format!(" {bind}")).unwrap_or_default();
     let identity = Identity {
         instance: instance(),
         model: files.id().to_owned(),
         fingerprint: Bytes::copy_from_slice(files.fingerprint().as_bytes()),
         backend: if pool.is_some() { BACKEND.to_owned() } else { String::new() },
         role: Bytes::from_static(role.as_str().as_bytes()),
-        ..Identity::new(format!("{role}{place}"))
+        ..Identity::new(name(role, args.serving_bind.as_ref()))
     };
     let mut tcp = TcpOptions::default();
     tcp.instance = instance();
@@ -50,4 +49,10 @@ pub(crate) fn endpoint(
         vec![Arc::new(ShmTransport::default()), Arc::new(TcpTransport::new(tcp))];
     let options = EndpointOptions::new(identity, pool.cloned(), transports);
     Ok(Arc::new(Endpoint::start(options).context("starting the endpoint")?))
+}
+
+/// What a node calls itself, for people: its role, and where it is.
+pub(crate) fn name(role: NodeRole, place: Option<&Address>) -> String {
+    let place = place.map(|place| format!(" {place}")).unwrap_or_default();
+    format!("{role}{place}")
 }

@@ -36,6 +36,7 @@ pub(crate) fn run(mut args: ServeArgs) -> Result<()> {
         tracing::warn!("{lacking}: serving alone, as --fallback single says");
         args.node_role = Role::Single;
     }
+    check_keys(&args)?;
     let files = model::open(&args.model)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -62,6 +63,19 @@ fn check(args: &ServeArgs) -> Result<(), Unusable> {
     }
 }
 
+/// Whether there is a key where one is to be asked for. No fallback helps: nothing may be open that was to be closed.
+fn check_keys(args: &ServeArgs) -> Result<(), Unusable> {
+    if !args.keyed_metrics {
+        return Ok(());
+    }
+    let problem = match args.node_role {
+        Role::Prefill | Role::Decode => "prefill and decode nodes have no API keys",
+        _ if args.api_key.is_empty() => "there is no --api-key",
+        _ => return Ok(()),
+    };
+    Err(Unusable(format!("--keyed-metrics: {problem}")))
+}
+
 async fn single(args: &ServeArgs, files: &ModelFiles, stop: Stop) -> Result<()> {
     let scheduler = model::start(files, &args.engine, "single", Backing::Private)?;
     let metrics = Metrics::new();
@@ -84,6 +98,10 @@ async fn worker(args: &ServeArgs, files: &ModelFiles, role: NodeRole, stop: Stop
     let handoffs = HandoffMetrics::register(&metrics);
     let http = serve_node_http(args, &metrics).await?;
     let local = listening.local_address().clone();
+    // Of tcp the port may be known only now; of shm the name that was given says more than the socket's path.
+    if bind.scheme() == "tcp" {
+        endpoint.rename(node::name(role, Some(&local)));
+    }
     announce(role.as_str(), http, Some(&local));
     let node = ServingCoordinator::new(endpoint.clone(), scheduler.clone(), handoffs);
     let node = if args.no_adopt { node.without_adoption() } else { node };
@@ -138,7 +156,11 @@ async fn front(
     stop: Stop,
 ) -> Result<()> {
     let (codec, chat) = model::text(files)?;
-    let options = FrontOptions { api_keys: args.api_key.clone(), ..FrontOptions::default() };
+    let options = FrontOptions {
+        api_keys: args.api_key.clone(),
+        keyed_metrics: args.keyed_metrics,
+        ..FrontOptions::default()
+    };
     let state = FrontState::new(backend, codec, chat, metrics, options);
     let address = args.http.map_or_else(|| HTTP_DEFAULT.parse(), Ok)?;
     let listener = bind_http(address).await?;

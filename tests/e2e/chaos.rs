@@ -76,6 +76,7 @@ impl Fleet {
         let nodes = if prefills { &mut self.prefill } else { &mut self.decode };
         let mut node = nodes.remove(number % EACH);
         let (pid, address) = (node.pid(), node.serving().to_owned());
+        assert!(node.is_running(), "nobody killed {}, and it ended\n{}", node.role, node.log());
         match how {
             How::Killed => {
                 node.crash();

@@ -101,6 +101,45 @@ fn a_callers_id_is_in_every_line_about_his_request() {
     cluster.finish();
 }
 
+/// What is wrong with a request is told with its id and with whoever took part, on each of its nodes; a node that took
+/// any port that was free is called by the one that it got.
+#[test]
+fn nodes_name_each_other_in_lines_about_a_request() {
+    let mut setup = Setup::new(Model::Llama, Carrier::Tcp4);
+    setup.decode_flags.push("--max-model-len=200");
+    let cluster = Cluster::start(setup);
+    let names = [&cluster.prefill[0], &cluster.decode].map(|node| {
+        assert!(!node.serving().ends_with(":0"), "{}", node.serving());
+        format!("{} {}", node.role, node.serving())
+    });
+    let told = stats(&cluster);
+    assert_eq!(
+        [0, 1].map(|at| told["nodes"][at]["name"].as_str().unwrap()),
+        [&*names[0], &*names[1]]
+    );
+
+    let prompt = Model::Llama.prompt(300, 3);
+    ask(cluster.http(), &completion(&prompt, 8)).expect_err("more than the decode node takes");
+    let [prefill, decode] = &names;
+    for (node, line, others) in [
+        (&cluster.decode, "decode failed", [("router", "router"), ("prefill", prefill)]),
+        (&cluster.prefill[0], "prefill failed", [("router", "router"), ("decode", decode)]),
+    ] {
+        let mut log = String::new();
+        wait_until("both nodes tell of it", || {
+            log = node.log();
+            log.contains(line)
+        });
+        let line = log.lines().find(|told| told.contains(line)).unwrap();
+        assert!(line.contains("request="), "{line}");
+        for (role, name) in others {
+            assert!(line.contains(&format!("{role}=\"{name}\"")), "{role} {name} in {line}");
+        }
+    }
+    cluster.settle();
+    cluster.finish();
+}
+
 /// The page's script in a real browser: what it made of the numbers.
 #[test]
 fn a_browser_shows_the_page() {

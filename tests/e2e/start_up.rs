@@ -57,6 +57,11 @@ fn misconfigured_roles_end_with_one_clear_line() {
     refused("decode", &["--serving-bind", "shm:../x"], &["shm:../x"]);
     refused("single", &["--kv-dtype", "f8"], &["f8"]);
     refused("single", &["--block-tokens", "0"], &["0"]);
+    let keyed = "--keyed-metrics";
+    refused("single", &[keyed], &["blockwire: --keyed-metrics: there is no --api-key"]);
+    refused("single", &[keyed, "--fallback", "single"], &["there is no --api-key"]);
+    let worker = ["--serving-bind", "shm:x", keyed, "--api-key", "k"];
+    refused("decode", &worker, &["decode nodes have no API keys"]);
     assert_no_sockets(dir.path());
 }
 

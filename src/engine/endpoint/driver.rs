@@ -17,7 +17,7 @@ use super::handles::{Acceptance, How, IncomingHandoff};
 use super::latch::{Latch, Setter, latch};
 use super::queue::{Asker, Requests, queue};
 use super::strangers::Strangers;
-use super::{ConnectionError, EndpointOptions, Listening, ListeningError};
+use super::{ConnectionError, Host, Listening, ListeningError};
 use crate::clock;
 use crate::pool::{BlockPool, Pressure};
 use crate::session::{
@@ -50,7 +50,7 @@ pub(super) enum Command {
 }
 
 /// Runs until the endpoint is gone, then ends every connection in order.
-pub(super) async fn run(options: Arc<EndpointOptions>, mut commands: Requests<Command>) {
+pub(super) async fn run(host: Arc<Host>, mut commands: Requests<Command>) {
     let (stop, stopped) = latch();
     let mut tasks = JoinSet::new();
     loop {
@@ -63,10 +63,10 @@ pub(super) async fn run(options: Arc<EndpointOptions>, mut commands: Requests<Co
             },
             command = commands.next() => match command {
                 Some(Command::Connect { address, reply }) => {
-                    tasks.spawn_local(connect(options.clone(), address, reply, stopped.clone()));
+                    tasks.spawn_local(connect(host.clone(), address, reply, stopped.clone()));
                 }
                 Some(Command::Listen { address, reply }) => {
-                    tasks.spawn_local(listen(options.clone(), address, reply, stopped.clone()));
+                    tasks.spawn_local(listen(host.clone(), address, reply, stopped.clone()));
                 }
                 Some(Command::ShutDown) | None => break,
             },
@@ -82,12 +82,12 @@ pub(super) async fn run(options: Arc<EndpointOptions>, mut commands: Requests<Co
 }
 
 async fn connect(
-    options: Arc<EndpointOptions>,
+    host: Arc<Host>,
     address: Address,
     reply: oneshot::Sender<Result<Arrival, ConnectionError>>,
     stopped: Latch<()>,
 ) {
-    let Some(transport) = transport_for(&options, &address) else {
+    let Some(transport) = transport_for(&host, &address) else {
         let _ = reply.send(Err(ConnectionError::Scheme { address }));
         return;
     };
@@ -97,7 +97,7 @@ async fn connect(
                 // A caller that left drops the handles, which closes the connection.
                 let _ = reply.send(arrival);
             };
-            Task::new(&options, link, stopped).run(arrive).await;
+            Task::new(&host, link, stopped).run(arrive).await;
         }
         Err(error) => {
             let _ = reply.send(Err(error.into()));
@@ -106,12 +106,12 @@ async fn connect(
 }
 
 async fn listen(
-    options: Arc<EndpointOptions>,
+    host: Arc<Host>,
     address: Address,
     reply: oneshot::Sender<Result<Listening, ListeningError>>,
     stopped: Latch<()>,
 ) {
-    let bound = match transport_for(&options, &address) {
+    let bound = match transport_for(&host, &address) {
         Some(transport) => transport.listen(&address).await.map_err(ListeningError::from),
         None => Err(ListeningError::Scheme { address }),
     };
@@ -141,7 +141,7 @@ async fn listen(
                 tracing::error!(%error, "a connection's task failed");
             },
             link = next_link(listener.as_mut(), &mut strangers), if tasks.len() < CONNECTIONS_MAX => {
-                let task = Task::new(&options, link, for_tasks.clone());
+                let task = Task::new(&host, link, for_tasks.clone());
                 let arrived = arrived.clone();
                 tasks.spawn_local(task.run(move |arrival| match arrival {
                     Ok(arrival) => {
@@ -168,8 +168,8 @@ async fn next_link(listener: &mut dyn Listener, strangers: &mut Strangers) -> Bo
     }
 }
 
-fn transport_for(options: &EndpointOptions, address: &Address) -> Option<Arc<dyn Transport>> {
-    options.transports.iter().find(|t| t.scheme() == address.scheme()).cloned()
+fn transport_for(host: &Host, address: &Address) -> Option<Arc<dyn Transport>> {
+    host.options.transports.iter().find(|t| t.scheme() == address.scheme()).cloned()
 }
 
 /// One connection: its session, its link, and whoever waits for something.
@@ -201,9 +201,11 @@ struct OpenOffer {
 }
 
 impl Task {
-    fn new(options: &EndpointOptions, mut link: Box<dyn Link>, stopped: Latch<()>) -> Self {
+    fn new(host: &Host, mut link: Box<dyn Link>, stopped: Latch<()>) -> Self {
         let capabilities = link.capabilities();
-        let pool = options.pool.as_ref().filter(|_| capabilities.get.is_some());
+        let pool = host.options.pool.as_ref();
+        let pressure = pool.map(BlockPool::pressure);
+        let pool = pool.filter(|_| capabilities.get.is_some());
         let access = pool.and_then(|pool| {
             let registered = link.register(pool.region());
             let registered =
@@ -211,8 +213,8 @@ impl Task {
             registered.map(|region| PoolAccess { region, shape: pool.shape().clone() })
         });
         let now = clock::now();
-        let (identity, timing) = (options.identity.clone(), options.timing);
-        let session = Session::new(identity, capabilities, access, timing, now)
+        let timing = host.options.timing;
+        let session = Session::new(host.identity(), capabilities, access, timing, now)
             .with_authenticated(link.authenticated_instance());
         let (requests_in, requests) = queue();
         let stopped = async move { stopped.over().await };
@@ -230,7 +232,7 @@ impl Task {
             grace: None,
             offers: BTreeMap::new(),
             landings: BTreeMap::new(),
-            pressure: options.pool.as_ref().map(BlockPool::pressure),
+            pressure,
             shared: std::sync::Weak::new(),
             link_events: Vec::new(),
             moved: 0,

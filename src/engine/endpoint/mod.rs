@@ -20,7 +20,7 @@ mod strangers;
 
 use std::future::Future;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use tokio::sync::{mpsc, oneshot};
@@ -103,10 +103,30 @@ pub enum ListeningError {
     ShutDown,
 }
 
+/// What an endpoint calls itself now.
+#[derive(Clone, Debug)]
+struct Name(Arc<Mutex<String>>);
+
+/// What all tasks of a driver share.
+#[derive(Debug)]
+struct Host {
+    options: EndpointOptions,
+    name: Name,
+}
+
+impl Host {
+    /// Who this side is, to a peer that it meets now.
+    fn identity(&self) -> Identity {
+        let name = self.name.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Identity { name, ..self.options.identity.clone() }
+    }
+}
+
 /// One process's end of all its connections. Dropping it closes them and joins its thread.
 #[derive(Debug)]
 pub struct Endpoint {
     commands: Asker<Command>,
+    name: Name,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -131,8 +151,10 @@ impl Endpoint {
     /// let other tasks run in between, while a future that is only blocked on waits for many rounds.
     pub fn local(options: EndpointOptions) -> (Self, impl Future<Output = ()> + use<>) {
         let (commands, asked) = queue();
-        let driver = async move { driver::run(Arc::new(options), asked).await };
-        (Self { commands, thread: None }, driver)
+        let name = Name(Arc::new(Mutex::new(options.identity.name.clone())));
+        let host = Arc::new(Host { options, name: name.clone() });
+        let driver = async move { driver::run(host, asked).await };
+        (Self { commands, name, thread: None }, driver)
     }
 
     /// Connects to a peer and exchanges hellos.
@@ -162,6 +184,12 @@ impl Endpoint {
         let (reply, mut answer) = oneshot::channel();
         self.commands.ask(Command::Listen { address: address.clone(), reply });
         self.commands.answer(&mut answer).await.ok_or(ListeningError::ShutDown)?
+    }
+
+    /// Changes what this side calls itself to peers that it meets from now on: what a name tells may be known only
+    /// after [`listen`](Self::listen), such as a port that the system chose.
+    pub fn rename(&self, name: impl Into<String>) {
+        *self.name.0.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
     }
 
     /// Closes all connections in order and waits for the driver's thread.

@@ -42,9 +42,10 @@ impl ServingCoordinator {
     ) {
         let (node, id) = (self.clone(), item.request.id);
         tasks.spawn(item.incoming.key(), owner, async move {
-            let results = item.results.clone();
+            let (results, from) = (item.results.clone(), item.incoming.connection().clone());
             if let Err(error) = node.decode(item).await {
-                tracing::warn!(request = %id, %error, "decode failed");
+                let prefill = &from.peer().name;
+                tracing::warn!(request = %id, router = results.name(), prefill, %error, "decode failed");
                 let failed = TokenEvent::Failed(error);
                 let _ = results.send(ResultFrame::carrying(Phase::Continuation, failed)).await;
             }
@@ -67,11 +68,13 @@ impl ServingCoordinator {
         let tokens_max = self.scheduler.facts().context_len;
         let keys = self.scheduler.prefix_keys(&request);
         let options = IngestOptions { tokens_max, growth, adopt: self.adopt, keys: &keys };
+        let from = incoming.connection().clone();
         let IngestedSequence { mut sequence, closing } =
             match ingest_sequence_handoff(incoming, pool, options).await {
                 Ok(ingested) => ingested,
                 Err(IngestError::Land(LandError::Withdrawn)) => {
-                    tracing::debug!(request = %request.id, "the cache was withdrawn");
+                    let prefill = &from.peer().name;
+                    tracing::debug!(request = %request.id, prefill, "the cache was withdrawn");
                     return Ok(());
                 }
                 Err(error) => return Err(ingest_failure(error)),

@@ -88,6 +88,14 @@ pub enum ResultSink {
 }
 
 impl ResultSink {
+    /// Who gets the results, for log lines.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Channel(_) => "this process",
+            Self::Peer { connection, .. } => &connection.peer().name,
+        }
+    }
+
     /// Sends a result.
     ///
     /// # Errors

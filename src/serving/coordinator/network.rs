@@ -177,12 +177,16 @@ impl<'a> Node<'a> {
                         self.coordinator.spawn_prefill(&mut self.tasks, owner, item);
                     }
                     Err(error) => {
-                        tracing::warn!(%request, %error, "unreadable request");
+                        let router = &from.peer().name;
+                        tracing::warn!(%request, router, %error, "unreadable request");
                         refuse(from, key, GenerateError::BadRequest(error.to_string()));
                     }
                 }
             }
-            other => tracing::warn!(%request, kind = other, "unknown message"),
+            other => {
+                let peer = &from.peer().name;
+                tracing::warn!(%request, peer, kind = other, "unknown message");
+            }
         }
     }
 
@@ -193,7 +197,8 @@ impl<'a> Node<'a> {
         let (request, reply_to, state) = match DecodeMetaFrame::read(id, meta) {
             Ok(meta) => meta,
             Err(error) => {
-                tracing::warn!(request = %id, %error, "unreadable handoff");
+                let prefill = &incoming.connection().peer().name;
+                tracing::warn!(request = %id, prefill, %error, "unreadable handoff");
                 incoming.decline(DeclineCode::DeclineManifest, &error.to_string());
                 return;
             }

@@ -50,9 +50,10 @@ impl ServingCoordinator {
     ) {
         let (node, id) = (self.clone(), item.request.id);
         tasks.spawn(HandoffKey { request: id, epoch: item.epoch }, owner, async move {
-            let results = item.results.clone();
+            let (results, decode) = (item.results.clone(), item.decode.clone());
             if let Err(error) = node.prefill(item).await {
-                tracing::warn!(request = %id, %error, "prefill failed");
+                let decode = decode.map(|decode| decode.peer().name.clone()).unwrap_or_default();
+                tracing::warn!(request = %id, router = results.name(), decode, %error, "prefill failed");
                 let failed = TokenEvent::Failed(error);
                 let _ = results.send(ResultFrame::carrying(Phase::FirstToken, failed)).await;
             }

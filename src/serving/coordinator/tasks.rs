@@ -87,11 +87,16 @@ impl Tasks {
             Err(error) => (error.id(), Some(error).filter(JoinError::is_panic)),
         };
         let Some(key) = self.by_task.remove(&task) else { return };
-        if self.by_request.get(&key).is_some_and(|entry| entry.abort.id() == task) {
-            self.by_request.remove(&key);
-        }
+        let is_its = |entry: &Entry| entry.abort.id() == task;
+        let entry = if self.by_request.get(&key).is_some_and(is_its) {
+            self.by_request.remove(&key)
+        } else {
+            None
+        };
         if let Some(error) = error {
-            tracing::error!(request = %key.request, %error, "a request's task panicked");
+            let owner = entry.and_then(|entry| entry.owner);
+            let router = owner.as_ref().map_or("", |owner| &owner.peer().name);
+            tracing::error!(request = %key.request, router, %error, "a request's task panicked");
         }
     }
 

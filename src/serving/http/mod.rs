@@ -50,6 +50,9 @@ use crate::metrics::Metrics;
 pub struct FrontOptions {
     /// Keys of which a caller must send one; none are asked for when this is empty.
     pub api_keys: Vec<String>,
+    /// Whether `/metrics` and `/stats` ask for a key too. `/health`, `/ready` and the page at `/`, which tells nothing
+    /// by itself, never do.
+    pub keyed_metrics: bool,
     /// Most bytes of a body.
     pub body_len_max: usize,
     /// How long a request may take in all.
@@ -59,7 +62,12 @@ pub struct FrontOptions {
 impl Default for FrontOptions {
     /// No keys, bodies of 8 MiB, no time limit.
     fn default() -> Self {
-        Self { api_keys: vec![], body_len_max: 8 << 20, request_timeout: None }
+        Self {
+            api_keys: vec![],
+            keyed_metrics: false,
+            body_len_max: 8 << 20,
+            request_timeout: None,
+        }
     }
 }
 

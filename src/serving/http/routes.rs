@@ -22,19 +22,21 @@ const REQUEST_ID_LEN_MAX: usize = 128;
 
 /// The routes of the OpenAI API, of the live page, of health and of metrics.
 pub fn app(state: FrontState) -> Router {
-    let keyed = Router::new()
+    let api = Router::new()
         .route("/v1/chat/completions", post(chat::chat_completions))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/models", get(models::models))
-        .route("/v1/models/{*name}", get(models::model))
-        .route_layer(middleware::from_fn_with_state(state.clone(), check_key));
-    Router::new()
-        .merge(keyed)
+        .route("/v1/models/{*name}", get(models::model));
+    let numbers =
+        Router::new().route("/stats", get(live::stats)).route("/metrics", get(models::metrics));
+    let (keyed, open) = match state.options().keyed_metrics {
+        true => (api.merge(numbers), Router::new()),
+        false => (api, numbers),
+    };
+    open.merge(keyed.route_layer(middleware::from_fn_with_state(state.clone(), check_key)))
         .route("/", get(live::page))
-        .route("/stats", get(live::stats))
         .route("/health", get(node::health))
         .route("/ready", get(models::ready))
-        .route("/metrics", get(models::metrics))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(state.options().body_len_max))

@@ -188,6 +188,23 @@ fn peers_that_do_not_fit_are_refused_by_name_and_others_go_on() {
 }
 
 #[test]
+fn a_new_name_is_told_to_those_that_come_later() {
+    run(|wire| async move {
+        let mut pair =
+            pair(&wire, options(Layout::BlockMajor, 16), options(Layout::BlockMajor, 16)).await;
+        let before = pair.to_decode.peer().name.clone();
+        pair.decode.endpoint.rename("the other name");
+        let address = pair._listening.local_address().clone();
+        let (later, _events) = pair.prefill.endpoint.connect(&address).await.unwrap();
+        assert_eq!(later.peer().name, "the other name");
+        assert_eq!(pair.to_decode.peer().name, before, "who is connected knows the old one");
+        assert_eq!(later.peer().instance, pair.to_decode.peer().instance);
+        let (arrived, _events) = pair._listening.accept().await.unwrap();
+        assert_eq!(arrived.peer().instance, pair.to_prefill.peer().instance);
+    });
+}
+
+#[test]
 fn messages_arrive_in_order_and_a_slow_reader_slows_the_sender_only() {
     run(|wire| async move {
         let mut pair =

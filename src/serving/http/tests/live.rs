@@ -50,3 +50,22 @@ async fn the_numbers_say_why_nothing_would_be_served() {
     assert_eq!(stats["ready"], false);
     assert_eq!(stats["not_ready"], "no decode node is connected");
 }
+
+#[tokio::test]
+async fn numbers_ask_for_a_key_where_they_are_to_and_health_never_does() {
+    let options = |keyed_metrics| {
+        let api_keys = vec!["sesame".to_owned()];
+        FrontOptions { api_keys, keyed_metrics, ..FrontOptions::default() }
+    };
+    let open = Front::with_options(Scripted::saying(""), options(false));
+    let keyed = Front::with_options(Scripted::saying(""), options(true));
+    for (path, when_keyed) in
+        [("/stats", 401), ("/metrics", 401), ("/", 200), ("/health", 200), ("/ready", 200)]
+    {
+        assert_eq!(get(&open, path).await.0, StatusCode::OK, "{path}");
+        assert_eq!(get(&keyed, path).await.0.as_u16(), when_keyed, "{path}");
+        let request = Request::get(path).header(header::AUTHORIZATION, "Bearer sesame");
+        let answer = keyed.send(request.body(Body::empty()).unwrap()).await;
+        assert_eq!(answer.0, StatusCode::OK, "{path} with the key");
+    }
+}
