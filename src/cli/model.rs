@@ -64,7 +64,7 @@ pub(crate) fn start(
 fn load(files: &ModelFiles, args: &EngineArgs) -> Result<CpuModel> {
     let start = clock::now();
     let mut bar = None;
-    let mut report = |progress: blockwire_runtime::cpu::Progress| {
+    let mut report = |progress: blockwire_runtime::model::Progress| {
         let total = progress.total as u64;
         bar.get_or_insert_with(|| Progress::new("loading", total)).set(progress.done as u64);
     };

@@ -46,12 +46,21 @@ pub trait Model: Send {
     /// plus one: what followed a rewritten token no longer counts.
     ///
     /// # Errors
-    /// [`ForwardError`]; nothing was written then.
+    /// [`ForwardError`]; the sequences are as they were then.
     fn forward(
         &mut self,
         batch: &mut Batch<'_>,
         hook: &mut dyn LayerHook,
     ) -> Result<Logits, ForwardError>;
+}
+
+/// How far loading a model is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Steps done.
+    pub done: usize,
+    /// Steps in all: one per layer, one for the rest.
+    pub total: usize,
 }
 
 /// Where the state of a sequence lives.
@@ -176,7 +185,7 @@ impl fmt::Debug for Logits {
     }
 }
 
-/// Why a batch was refused. Nothing was written.
+/// Why a batch was not run. Nothing was written, or nothing that counts: no sequence is longer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
@@ -255,5 +264,23 @@ pub enum ForwardError {
     SeveralPools {
         /// Index of the sequence.
         sequence: usize,
+    },
+    /// The backend cannot compute on a pool of this shape.
+    #[error("the pool cannot be used: {reason}")]
+    Pool {
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The backend's library copied a layer of the pool instead of writing to it in place.
+    #[error("layer {layer} of the pool was copied instead of written to")]
+    PoolCopied {
+        /// The layer.
+        layer: usize,
+    },
+    /// The backend's library failed.
+    #[error("the model could not be computed: {what}")]
+    Library {
+        /// In the library's words.
+        what: String,
     },
 }

@@ -7,6 +7,8 @@ use std::{
     sync::OnceLock,
 };
 
+pub(crate) mod oracle;
+pub(crate) mod sequences;
 pub(crate) mod tiny_gguf;
 
 /// A folder below `fixtures/`.

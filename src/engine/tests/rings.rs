@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// What each crate of the workspace may depend on, tests aside.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 13] = [
     ("blockwire", &[]),
     ("blockwire-mem", &["blockwire"]),
     ("blockwire-shm", &["blockwire"]),
@@ -15,6 +15,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("blockwire-tcp", &["blockwire"]),
     ("blockwire-runtime", &["blockwire"]),
     ("blockwire-dissect", &["blockwire"]),
+    ("blockwire-mlx-linux", &[]),
     ("blockwire-serving", &["blockwire", "blockwire-runtime"]),
     ("blockwire-conformance", &["blockwire"]),
     ("blockwire-world", &["blockwire", "blockwire-runtime", "blockwire-serving", "blockwire-sim"]),

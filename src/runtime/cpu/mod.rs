@@ -10,8 +10,8 @@
 
 mod forward;
 pub mod kernels;
-mod matrix;
-mod plan;
+pub(crate) mod matrix;
+pub(crate) mod plan;
 mod rope;
 mod shared;
 mod state;
@@ -32,17 +32,13 @@ use self::{
 };
 use crate::{
     files::{LoadError, ModelConfig, ModelFiles, ModelFingerprint},
-    model::{Batch, ForwardError, LayerHook, Logits, Model, SequenceStateLayout, StateReader},
+    model::{
+        Batch, ForwardError, LayerHook, Logits, Model, Progress, SequenceStateLayout, StateReader,
+    },
 };
 
-/// How far loading is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Steps done.
-    pub done: usize,
-    /// Steps in all: one per layer, one for the rest.
-    pub total: usize,
-}
+/// Queries that one piece of attention work handles: enough to pay for reading its keys and values.
+const QUERIES: usize = 64;
 
 /// How to run a model.
 pub struct CpuOptions<'a> {
@@ -176,7 +172,7 @@ impl Model for CpuModel {
     }
 
     fn kv_spec(&self, block_tokens: u32) -> KvSpec {
-        kv_spec(&self.config, self.kv_dtype, block_tokens)
+        self.config.kv_spec(self.kv_dtype, block_tokens)
     }
 
     fn sequence_state_layout(&self) -> SequenceStateLayout {
@@ -209,10 +205,10 @@ impl Model for CpuModel {
         hook: &mut dyn LayerHook,
     ) -> Result<Logits, ForwardError> {
         let (config, kv_dtype) = (&self.config, self.kv_dtype);
-        let group = config.heads / config.kv_heads;
-        let spec = |block_tokens| kv_spec(config, kv_dtype, block_tokens);
+        let run_rows_max = (QUERIES * config.kv_heads / config.heads).max(1);
+        let spec = |block_tokens| config.kv_spec(kv_dtype, block_tokens);
         let shape = StateShape::new(config);
-        let plan = Plan::new(batch, config.vocab, spec, group, shape)?;
+        let plan = Plan::new(batch, config.vocab, spec, run_rows_max, shape)?;
         let logits = Pass {
             config,
             weights: &self.weights,
@@ -228,10 +224,4 @@ impl Model for CpuModel {
         }
         Ok(Logits::new(self.config.vocab, logits))
     }
-}
-
-/// Sizes fit: the files' loader bounds them.
-fn kv_spec(config: &ModelConfig, dtype: Dtype, block_tokens: u32) -> KvSpec {
-    let (heads, head_dim) = (config.kv_heads as u32, config.head_dim as u32);
-    KvSpec::uniform(block_tokens, config.attention_layers(), heads, head_dim, dtype)
 }

@@ -10,9 +10,6 @@ use blockwire::pool::{AdoptedBlocks, BlockPool, KvSequence, KvSpec};
 use super::state::{self, StateShape};
 use crate::model::{Batch, ForwardError, Row};
 
-/// Queries that one piece of attention work handles: enough to pay for reading its keys and values.
-const QUERIES: usize = 64;
-
 /// The checked rows of one forward pass.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
@@ -36,13 +33,12 @@ pub(crate) struct Run {
 }
 
 impl<'a> Plan<'a> {
-    /// Checks a batch for a model of this vocabulary and geometry; query heads come in groups of
-    /// `group` per KV head.
+    /// Checks a batch for a model of this vocabulary and geometry; a run has at most `run_rows_max` rows.
     pub(crate) fn new(
         batch: &'a Batch<'_>,
         vocab: usize,
         spec: impl Fn(u32) -> KvSpec,
-        group: usize,
+        run_rows_max: usize,
         state: Option<StateShape>,
     ) -> Result<Self, ForwardError> {
         let pool = batch.sequences.first().map(|sequence| sequence.pool());
@@ -57,7 +53,7 @@ impl<'a> Plan<'a> {
             check_states(batch, &previous, shape)?;
         }
         let sequences = batch.sequences.iter().map(|sequence| &**sequence).collect();
-        let runs = runs(&batch.rows, (QUERIES / group).max(1));
+        let runs = runs(&batch.rows, run_rows_max);
         Ok(Self { pool, sequences, rows: &batch.rows, runs, previous, last })
     }
 

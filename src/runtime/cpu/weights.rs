@@ -1,8 +1,9 @@
 //! A model's weights, regrouped for the kernels.
 
 use crate::{
-    cpu::{CpuLoadError, Progress, matrix::Matrix},
+    cpu::{CpuLoadError, matrix::Matrix},
     files::{self, Family, ModelConfig, ModelFiles, WeightType},
+    model::Progress,
 };
 
 /// All weights of a model.

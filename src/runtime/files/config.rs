@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use blockwire::pool::{Dtype, KvSpec};
+
 use super::LoadError;
 
 /// A model family: which operations a layer has.
@@ -253,6 +255,13 @@ impl ModelConfig {
     /// Layers whose keys and values are cached.
     pub fn attention_layers(&self) -> usize {
         self.layers.iter().filter(|mixer| **mixer != Mixer::Convolution).count()
+    }
+
+    /// Geometry of the cache, in blocks of `block_tokens` tokens.
+    pub fn kv_spec(&self, dtype: Dtype, block_tokens: u32) -> KvSpec {
+        // Sizes fit: `validate` bounds them.
+        let (heads, head_dim) = (self.kv_heads as u32, self.head_dim as u32);
+        KvSpec::uniform(block_tokens, self.attention_layers(), heads, head_dim, dtype)
     }
 
     fn windows(&self) -> bool {

@@ -1,16 +1,12 @@
 //! Nothing about how work is arranged may change a bit; bad rows are refused.
 
-use std::sync::Arc;
+use blockwire::pool::{BlockPool, Dtype, KvSequence, Layout, PoolOptions, TransferStats};
 
-use blockwire::pool::{
-    AdoptedBlocks, BlockPool, Dtype, KvSequence, Layout, Lease, PeerPool, PoolOptions,
-    TransferStats,
-};
-
-use super::{Setup, bits, cache_bytes, prefill, sequences};
+use super::Setup;
 use crate::{
     cpu::{CpuModel, KernelLevel},
     model::{Batch, ForwardError, LayerHook, Model, Row, SequenceStateLayout, StateError},
+    testing::sequences::{bits, cache_bytes, lend, prefill, sequences},
 };
 
 const FAMILIES: [&str; 4] = ["llama", "qwen3", "gemma3", "lfm2"];
@@ -250,17 +246,6 @@ fn a_sealed_prefix_is_read_but_never_written() {
     assert_eq!(bits(&rest), bits(&expected[64..]));
 }
 
-/// Blocks of another pool, under a lease, as a peer's would be.
-fn adopt(sequence: &KvSequence) -> AdoptedBlocks {
-    let pool = sequence.pool();
-    let mut grant = pool.grant().unwrap();
-    let peer = PeerPool::new(pool.region().clone(), pool.shape().clone()).unwrap();
-    let lease = Arc::new(Lease::new(Arc::new(peer), grant.id()).unwrap());
-    grant.lend(sequence.sealed().into());
-    let adopted = AdoptedBlocks::new(lease, sequence.block_table()[..4].to_vec()).unwrap();
-    adopted.on_release(move || drop(grant))
-}
-
 #[test]
 fn it_does_not_matter_in_whose_pool_a_prefix_lies() {
     for (kv_dtype, lender, borrower) in [
@@ -277,7 +262,7 @@ fn it_does_not_matter_in_whose_pool_a_prefix_lies() {
         whole.seal_full();
         for home in [0, 1, 4] {
             let own = pools[1].try_reserve(2).unwrap();
-            let mut sequence = KvSequence::from_adopted(&pools[1], adopt(&whole), own, 64).unwrap();
+            let mut sequence = KvSequence::from_adopted(&pools[1], lend(&whole), own, 64).unwrap();
             let blocks = pools[1].try_reserve(home).unwrap();
             sequence.bring_home(blocks, &TransferStats::default()).unwrap();
             let rest = prefill(&mut model, &mut sequence, &prompt(0)[64..], 7);

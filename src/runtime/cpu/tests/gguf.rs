@@ -5,11 +5,15 @@ use std::num::NonZeroUsize;
 use blockwire::pool::Dtype;
 use half::bf16;
 
-use super::{Setup, bits, prefill, sequences};
+use super::Setup;
 use crate::{
     cpu::{CpuModel, CpuOptions},
     files::{ModelFiles, WeightType},
-    testing::{fixture, tiny_gguf::TinyGguf},
+    testing::{
+        fixture,
+        sequences::{bits, prefill, sequences},
+        tiny_gguf::TinyGguf,
+    },
 };
 
 /// The tiny Gemma 3 as llama.cpp's converter writes it: other names, and norms with their offset.

@@ -1,36 +1,10 @@
 //! Against `transformers` in f32, on the same tiny checkpoints.
 
-use safetensors::{SafeTensors, tensor::TensorView};
-
-use super::{Setup, greedy, likeliest, prefill, sequences};
-use crate::testing::fixture;
-
-/// What `transformers` computed.
-struct Oracle {
-    prompt: Vec<u32>,
-    logits: Vec<f32>,
-    continuation: Vec<u32>,
-}
-
-impl Oracle {
-    fn read(family: &str) -> Self {
-        let bytes = std::fs::read(fixture(family).join("oracle.safetensors")).unwrap();
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        let ids = |name: &str| -> Vec<u32> {
-            numbers(tensors.tensor(name).unwrap(), |bytes| i64::from_le_bytes(bytes) as u32)
-        };
-        let prompt = ids("ids");
-        let continuation = ids("greedy").split_off(prompt.len());
-        let logits = numbers(tensors.tensor("logits").unwrap(), f32::from_le_bytes);
-        Self { prompt, logits, continuation }
-    }
-}
-
-fn numbers<T, const N: usize>(tensor: TensorView<'_>, number: impl Fn([u8; N]) -> T) -> Vec<T> {
-    let (chunks, rest) = tensor.data().as_chunks();
-    assert!(rest.is_empty());
-    chunks.iter().map(|bytes| number(*bytes)).collect()
-}
+use super::Setup;
+use crate::testing::{
+    oracle::Oracle,
+    sequences::{greedy, likeliest, prefill, sequences},
+};
 
 fn agrees(family: &'static str) {
     let oracle = Oracle::read(family);
