@@ -82,18 +82,31 @@ impl From<KvLayout> for Layout {
     }
 }
 
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Runtime {
+    /// Plain Rust, on this machine's cores.
+    Cpu,
+    /// MLX: Metal on Apple silicon, one core elsewhere. Of builds with feature `mlx`.
+    Mlx,
+}
+
 /// How a model is loaded and run.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct EngineArgs {
-    /// Threads that compute.
+    /// What computes.
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub(crate) runtime: Runtime,
+    /// Threads that compute, with `--runtime cpu`.
     #[arg(long, default_value = "1", env = "BLOCKWIRE_THREADS")]
     pub(crate) threads: NonZeroUsize,
     /// Element type of the KV cache.
     #[arg(long, value_enum, default_value = "f16")]
     pub(crate) kv_dtype: KvDtype,
-    /// Order of the KV cache's dimensions.
-    #[arg(long, value_enum, default_value = "block-major")]
-    pub(crate) kv_layout: KvLayout,
+    /// Order of the KV cache's dimensions; by default block-major, and layer-major with `--runtime mlx`, which
+    /// needs that.
+    #[arg(long, value_enum)]
+    pub(crate) kv_layout: Option<KvLayout>,
     /// Tokens per block of the KV cache.
     #[arg(long, default_value = "16", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) block_tokens: u32,
@@ -190,6 +203,10 @@ pub(crate) struct ServeArgs {
     /// Use tcp addresses off the loopback without a cluster key: whoever reaches a port is a peer.
     #[arg(long)]
     pub(crate) insecure: bool,
+    /// Exchange caches with nodes of another runtime, if they say this too: every node is right for itself, but
+    /// tokens may differ from a single node's.
+    #[arg(long)]
+    pub(crate) allow_cross_backend: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

@@ -13,6 +13,7 @@ mod key;
 mod model;
 mod node;
 mod progress;
+mod runtime;
 mod serve;
 mod stop;
 

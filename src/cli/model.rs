@@ -7,7 +7,6 @@ use anyhow::Result;
 use blockwire::clock;
 use blockwire::pool::{Backing, BlockPool, PoolError, PoolOptions};
 use blockwire_runtime::chat::ChatTemplate;
-use blockwire_runtime::cpu::{CpuModel, CpuOptions};
 use blockwire_runtime::files::{LoadError, ModelFiles};
 use blockwire_runtime::model::Model;
 use blockwire_serving::http::{NoTokenizer, TextCodec};
@@ -15,6 +14,7 @@ use blockwire_serving::scheduler::{BatchScheduler, SchedulerOptions};
 
 use crate::args::EngineArgs;
 use crate::progress::Progress;
+use crate::runtime;
 
 /// A model that cannot be used, or not in this way: the user has to change something.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ pub(crate) fn start(
     backing: Backing,
 ) -> Result<BatchScheduler> {
     let model = load(files, args)?;
-    let pool = make_pool(&model, args, backing)?;
+    let pool = make_pool(model.as_ref(), args, backing)?;
     let options = SchedulerOptions {
         name: name.to_owned(),
         prefill_rows_max: args.prefill_chunk.get(),
@@ -58,46 +58,38 @@ pub(crate) fn start(
         state_handoff: !args.no_state_handoff,
         ..SchedulerOptions::default()
     };
-    Ok(BatchScheduler::start(Box::new(model), pool, options).map_err(unusable)?)
+    Ok(BatchScheduler::start(model, pool, options).map_err(unusable)?)
 }
 
-fn load(files: &ModelFiles, args: &EngineArgs) -> Result<CpuModel> {
+fn load(files: &ModelFiles, args: &EngineArgs) -> Result<Box<dyn Model>, Unusable> {
     let start = clock::now();
     let mut bar = None;
     let mut report = |progress: blockwire_runtime::model::Progress| {
         let total = progress.total as u64;
         bar.get_or_insert_with(|| Progress::new("loading", total)).set(progress.done as u64);
     };
-    let options = CpuOptions {
-        threads: args.threads,
-        kv_dtype: args.kv_dtype.into(),
-        kernels: None,
-        progress: &mut report,
-    };
-    let model = CpuModel::load(files, options).map_err(unusable)?;
+    let model = runtime::load(files, args, &mut report)?;
     if let Some(bar) = bar {
         bar.finish();
     }
     tracing::info!(
         model = files.id(),
         fingerprint = %files.fingerprint(),
-        kernels = ?model.kernels(),
-        threads = model.threads(),
         took = ?(clock::now() - start),
         "model loaded"
     );
     Ok(model)
 }
 
-fn make_pool(model: &CpuModel, args: &EngineArgs, backing: Backing) -> Result<BlockPool> {
+fn make_pool(model: &dyn Model, args: &EngineArgs, backing: Backing) -> Result<BlockPool> {
     let spec = model.kv_spec(args.block_tokens);
     let context = args.max_model_len.unwrap_or(usize::MAX).min(model.context());
     // More than every running sequence at its longest is of no use.
     let useful = spec.blocks_for(context) * args.max_batch.get();
     let affordable = (args.kv_memory << 20) / spec.block_bytes();
     let blocks = args.kv_blocks.unwrap_or_else(|| affordable.clamp(1, useful));
-    let options =
-        PoolOptions { layout: args.kv_layout.into(), backing, ..PoolOptions::new(spec, blocks) };
+    let layout = runtime::layout(args)?;
+    let options = PoolOptions { layout, backing, ..PoolOptions::new(spec, blocks) };
     let start = clock::now();
     let pool = match backing {
         Backing::Private => BlockPool::new(options),
@@ -139,6 +131,6 @@ fn no_pool(error: PoolError) -> Unusable {
     }
 }
 
-fn unusable(error: impl std::error::Error) -> Unusable {
+pub(crate) fn unusable(error: impl std::error::Error) -> Unusable {
     Unusable(error.to_string())
 }

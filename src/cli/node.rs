@@ -16,9 +16,10 @@ use uuid::Uuid;
 
 use crate::args::ServeArgs;
 use crate::key;
+use crate::runtime;
 
-/// Name and version of the arithmetic: nodes that differ here would differ in their last bits.
-const BACKEND: &str = "cpu/1";
+/// What all nodes say that take the caches of any arithmetic.
+const ANY_ARITHMETIC: &str = "any";
 
 /// This process.
 pub(crate) fn instance() -> Uuid {
@@ -37,7 +38,7 @@ pub(crate) fn endpoint(
         instance: instance(),
         model: files.id().to_owned(),
         fingerprint: Bytes::copy_from_slice(files.fingerprint().as_bytes()),
-        backend: if pool.is_some() { BACKEND.to_owned() } else { String::new() },
+        backend: pool.map(|_| arithmetic(args).to_owned()).unwrap_or_default(),
         role: Bytes::from_static(role.as_str().as_bytes()),
         ..Identity::new(name(role, args.serving_bind.as_ref()))
     };
@@ -49,6 +50,14 @@ pub(crate) fn endpoint(
         vec![Arc::new(ShmTransport::default()), Arc::new(TcpTransport::new(tcp))];
     let options = EndpointOptions::new(identity, pool.cloned(), transports);
     Ok(Arc::new(Endpoint::start(options).context("starting the endpoint")?))
+}
+
+/// Name and version of the arithmetic: nodes that differ here would differ in their last bits.
+fn arithmetic(args: &ServeArgs) -> &'static str {
+    match args.allow_cross_backend {
+        true => ANY_ARITHMETIC,
+        false => runtime::arithmetic(args.engine.runtime),
+    }
 }
 
 /// What a node calls itself, for people: its role, and where it is.

@@ -25,6 +25,8 @@ mod hostile;
 mod keyed;
 mod live;
 mod metrics;
+#[cfg(feature = "mlx")]
+mod mlx;
 mod model_owned;
 mod models;
 mod node;

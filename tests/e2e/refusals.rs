@@ -10,7 +10,7 @@ use crate::watchdog::Watchdog;
 
 /// Starts a prefill and a decode node that do not fit, and a router that fits one of them at least.
 /// Both logs must say all of `needles`, and the router 503.
-fn assert_misfit(prefill: &Setup, decode: &Setup, needles: &[&str]) {
+pub(crate) fn assert_misfit(prefill: &Setup, decode: &Setup, needles: &[&str]) {
     let (_watchdog, dir) = (Watchdog::start(), runtime_dir());
     let mut decode_node = start_decode(decode, dir.path(), &decode.carrier.bind("d"));
     let bind = prefill.carrier.bind("p");

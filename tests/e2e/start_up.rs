@@ -56,6 +56,9 @@ fn misconfigured_roles_end_with_one_clear_line() {
     refused("decode", &["--serving-bind", "carrier-pigeon:x"], &["carrier-pigeon"]);
     refused("decode", &["--serving-bind", "shm:../x"], &["shm:../x"]);
     refused("single", &["--kv-dtype", "f8"], &["f8"]);
+    let mlx = ["--runtime", "mlx", "--kv-layout", "block-major"];
+    let lacking = if cfg!(feature = "mlx") { "layer-major" } else { "--features mlx" };
+    refused("single", &mlx, &["blockwire: --runtime mlx", lacking]);
     refused("single", &["--block-tokens", "0"], &["0"]);
     let keyed = "--keyed-metrics";
     refused("single", &[keyed], &["blockwire: --keyed-metrics: there is no --api-key"]);

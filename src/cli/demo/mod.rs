@@ -93,6 +93,7 @@ impl Nodes {
 /// The flags that make a child compute as this process does.
 fn engine_flags(engine: &EngineArgs) -> Vec<String> {
     let mut flags = vec![
+        format!("--runtime={:?}", engine.runtime).to_lowercase(),
         format!("--threads={}", engine.threads),
         format!("--kv-dtype={:?}", engine.kv_dtype).to_lowercase(),
         format!("--block-tokens={}", engine.block_tokens),

@@ -1,15 +1,15 @@
 //! The MLX backend: arrays in the pool's own memory, on Apple silicon's GPU or on MLX's CPU backend.
 //!
 //! Read in this order: `pool` (the pool's pages as arrays), `platform` (how memory becomes an array),
-//! `weights`, `rows` (a batch in the form that arrays need), `forward` (the layers).
+//! `weights`, `rows` (a batch in the form that arrays need), `stream` (where it computes), `forward` (the layers).
 //!
 //! Invariants:
 //! - X1: every layer of the pool is one array, over the region itself, that has one owner. A handle more,
 //!   and MLX would write to a copy: `pool` looks at the address after every write.
 //! - X2: a layer is written first, and read from the result of that. It is evaluated before the
 //!   [`LayerHook`] hears of it, so that what leaves the pool then has been written.
-//! - X3: graphs are built and evaluated inside one call, because MLX ties them to their thread. What lives
-//!   from one call to the next has been evaluated, so that a model may move between threads.
+//! - X3: graphs are built and evaluated inside one call, on the model's own stream. What lives from one call to
+//!   the next has been evaluated, so that a model may move between threads.
 //!
 //! Results have the same bits whenever the same rows are run in the same batches, whatever the pool's block
 //! length and the process; other chunks of a prompt may round otherwise. Nothing is compiled at run
@@ -19,6 +19,7 @@ mod forward;
 mod platform;
 mod pool;
 mod rows;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -26,12 +27,15 @@ mod weights;
 use blockwire::pool::{BlockPool, Dtype, KvSpec};
 use mlx_rs::error::Exception;
 
-use self::{forward::Pass, pool::Pool, weights::Weights};
+use self::{forward::Pass, pool::Pool, stream::EngineStream, weights::Weights};
 use crate::{
     cpu::plan::{self, Plan},
     files::{Family, LoadError, ModelConfig, ModelFiles, ModelFingerprint},
     model::{Batch, ForwardError, LayerHook, Logits, Model, Progress, SequenceStateLayout},
 };
+
+/// Name and version of the arithmetic on this platform: caches of another one differ in their last bits.
+pub const ARITHMETIC: &str = platform::ARITHMETIC;
 
 /// How to run a model.
 pub struct MlxOptions<'a> {
@@ -107,6 +111,7 @@ pub struct MlxModel {
     weights: Weights,
     /// That of the last batch.
     pool: Option<Pool>,
+    stream: EngineStream,
 }
 
 impl MlxModel {
@@ -119,9 +124,11 @@ impl MlxModel {
         if config.family == Family::Lfm2 {
             return Err(MlxLoadError::Family { family: config.family.name() });
         }
+        let mut stream = EngineStream::new();
+        stream.enter();
         let weights = Weights::load(files, options.compute_dtype, options.progress)?;
         let (fingerprint, kv_dtype) = (files.fingerprint(), options.kv_dtype);
-        Ok(Self { config, fingerprint, kv_dtype, weights, pool: None })
+        Ok(Self { config, fingerprint, kv_dtype, weights, pool: None, stream })
     }
 }
 
@@ -155,6 +162,7 @@ impl Model for MlxModel {
         batch: &mut Batch<'_>,
         hook: &mut dyn LayerHook,
     ) -> Result<Logits, ForwardError> {
+        self.stream.enter();
         let Self { config, kv_dtype, weights, pool, .. } = self;
         let spec = |block_tokens| config.kv_spec(*kv_dtype, block_tokens);
         let plan = Plan::new(batch, config.vocab, spec, usize::MAX, None)?;

@@ -26,6 +26,9 @@ unsafe extern "C" {
     ) -> mlx_array;
 }
 
+/// Name and version of the arithmetic: caches of other ones differ in their last bits.
+pub(crate) const ARITHMETIC: &str = "mlx-cpu/1";
+
 /// A row of `elements` elements that lie at `memory`; none where MLX has no memory for it.
 ///
 /// # Safety

@@ -12,6 +12,9 @@ use super::{Owner, into_payload, release};
 /// What the checkpoint has.
 pub(crate) const COMPUTE_DTYPE: Option<Dtype> = None;
 
+/// Name and version of the arithmetic: caches of other ones differ in their last bits.
+pub(crate) const ARITHMETIC: &str = "mlx-metal/1";
+
 /// A row of `elements` elements that lie at `memory`; none where MLX has no memory for it.
 ///
 /// # Safety

@@ -6,7 +6,7 @@ mod system;
 
 use std::{any::Any, ffi::c_void, sync::Arc};
 
-pub(super) use system::{COMPUTE_DTYPE, adopt};
+pub(super) use system::{ARITHMETIC, COMPUTE_DTYPE, adopt};
 
 /// Keeps memory alive while arrays lie over it. MLX may drop it on any thread.
 pub(super) type Owner = Arc<dyn Any + Send + Sync>;
