@@ -11,7 +11,7 @@ use blockwire_runtime::files::ModelFiles;
 
 use super::*;
 
-fn llama() -> CpuModel {
+pub(super) fn llama() -> CpuModel {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/fixtures/llama");
     CpuModel::load(&ModelFiles::open(path).unwrap(), CpuOptions::new()).unwrap()
 }
@@ -216,62 +216,6 @@ async fn chunks_can_be_sent_ahead() {
     assert_eq!(done.first_token, reference(&request(prompt(1, 100), 1))[0]);
     drop((ahead, done));
     rig.idle().await;
-}
-
-/// Of a sequence's first full blocks, one digest each.
-fn digests(pool: &BlockPool, blocks: &[SealedBlock]) -> Vec<u64> {
-    let block_tokens = pool.spec().block_tokens;
-    let digest = |block: &SealedBlock| {
-        let (order, tokens) = (PayloadOrder { block_tokens }, 0..block_tokens as usize);
-        let list = GatherList::new(pool, std::slice::from_ref(block), order, tokens).unwrap();
-        let mut digest = Digest::default();
-        list.slices(&Cursor::default(), usize::MAX).for_each(|slice| digest.update(slice));
-        digest.value()
-    };
-    blocks.iter().map(digest).collect()
-}
-
-/// What is sent ahead was read at the worst of times, while others with the same beginning are computed: it is what
-/// the forward pass leaves behind.
-#[tokio::test]
-async fn fault_b04_blocks_that_are_told_of_change_no_more() {
-    let pool = llama_pool(8, 160);
-    let node = node(&pool, 13);
-    let beginnings: Vec<_> = (0..3).map(|number| prompt(number, 24)).collect();
-    let mut told = 0;
-    for round in 0..25 {
-        let prefills = (0..8).map(|at: u32| {
-            let own = prompt(100 + 8 * round + at, 30 + at as usize);
-            let tokens = [&beginnings[at as usize % 3][..], &own].concat();
-            node.prefill_for_handoff(request(tokens, 5)).unwrap()
-        });
-        let watched = prefills.map(|mut prefill| {
-            let pool = pool.clone();
-            tokio::spawn(async move {
-                let (mut early, mut kept) = (Vec::new(), Vec::new());
-                loop {
-                    match prefill.next().await.unwrap() {
-                        PrefillEvent::Progress { first_block, blocks, .. } => {
-                            assert_eq!(first_block, kept.len());
-                            early.extend(digests(&pool, &blocks));
-                            kept.extend(blocks);
-                        }
-                        PrefillEvent::Done(done) => {
-                            let last = digests(&pool, &done.sequence.sealed()[..kept.len()]);
-                            assert_eq!((&early, &digests(&pool, &kept)), (&last, &last));
-                            return kept.len();
-                        }
-                        PrefillEvent::Failed(error) => panic!("{error}"),
-                    }
-                }
-            })
-        });
-        for watched in watched.collect::<Vec<_>>() {
-            told += watched.await.unwrap();
-        }
-    }
-    assert!(told > 200, "{told} blocks were told of ahead");
-    assert_eq!(pool.accounting().available(), 160);
 }
 
 #[tokio::test]

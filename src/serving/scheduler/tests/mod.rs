@@ -17,6 +17,7 @@ use super::*;
 use crate::backend::{FinishReason, GenerateError, GenerateRequest, Generation, TokenEvent, Usage};
 
 mod handoff;
+mod landed;
 mod lifecycle;
 mod model_owned;
 mod prefix;
