@@ -26,6 +26,8 @@ pub(super) struct Answer {
     pub(super) state: FrontState,
     pub(super) model: String,
     pub(super) prompts: Vec<Vec<u32>>,
+    /// Texts before the answers to each prompt; none where nothing is to be repeated.
+    pub(super) echoes: Vec<String>,
     pub(super) stops: Vec<String>,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
@@ -79,14 +81,15 @@ impl Answer {
         prompt_of: Vec<usize>,
         headers: &mut HeaderMap,
     ) -> Result<Response, ApiError> {
-        let mut choices: Vec<Gathered> = prompt_of.iter().map(|_| Gathered::default()).collect();
+        let begin = |prompt: usize| Gathered { text: self.echo(prompt), ..Gathered::default() };
+        let mut choices: Vec<Gathered> = prompt_of.iter().map(|prompt| begin(*prompt)).collect();
         let mut events = stream::iter([first]).chain(events);
         while let Some((index, event)) = events.next().await {
             let choice = &mut choices[index];
             match event {
                 ChoiceEvent::Started(started) => {
                     if started.anew {
-                        *choice = Gathered::default();
+                        *choice = begin(prompt_of[index]);
                     }
                     add_notes(headers, &started);
                 }
@@ -119,6 +122,11 @@ impl Answer {
         Ok(axum::Json(body).into_response())
     }
 
+    /// What stands before the answers to a prompt.
+    fn echo(&self, prompt: usize) -> String {
+        self.echoes.get(prompt).cloned().unwrap_or_default()
+    }
+
     /// Adds the ids of a choice's tokens, and of its prompt, where asked for.
     fn with_ids(&self, mut choice: Value, ids: impl Iterator<Item = u32>, prompt: usize) -> Value {
         if self.return_token_ids {
@@ -142,8 +150,10 @@ impl Answer {
         let begun = vec![false; prompt_of.len()];
         let offsets = vec![0; prompt_of.len()];
         let usages = vec![None; prompt_of.len()];
+        let echoes = prompt_of.iter().map(|prompt| self.echo(*prompt)).collect();
+        let (answer, failed) = (self, false);
         let mut writer =
-            StreamWriter { answer: self, head, prompt_of, begun, offsets, usages, failed: false };
+            StreamWriter { answer, head, prompt_of, echoes, begun, offsets, usages, failed };
         let chunks = events.flat_map(move |event| {
             let chunks = match event {
                 Some((index, event)) => writer.chunks(index, event),
@@ -178,6 +188,8 @@ struct StreamWriter {
     answer: Answer,
     head: Head,
     prompt_of: Vec<usize>,
+    /// What stands before the text of each choice, until it is sent.
+    echoes: Vec<String>,
     /// Which choices have had their first chunk.
     begun: Vec<bool>,
     /// Characters sent of each choice.
@@ -196,7 +208,7 @@ impl StreamWriter {
             ChoiceEvent::Delta { text, token } => {
                 let mut chunks = self.opening(index);
                 let wanted = self.answer.logprobs || self.answer.return_token_ids;
-                if wanted || !text.is_empty() {
+                if wanted || !text.is_empty() || !self.echoes[index].is_empty() {
                     chunks.push(self.chunk(index, &text, Some(token), None));
                 }
                 chunks
@@ -251,13 +263,14 @@ impl StreamWriter {
         token: Option<Token>,
         reason: Option<FinishReason>,
     ) -> String {
+        let text = std::mem::take(&mut self.echoes[index]) + text;
         let offset = self.offsets[index];
         self.offsets[index] += text.chars().count();
         let answer = &self.answer;
         let logprobs = token.as_ref().filter(|_| answer.logprobs).map(|token| {
             answer.shape.logprobs(std::slice::from_ref(token), &[offset], answer.state.text())
         });
-        let mut choice = answer.shape.delta(index, text, logprobs, reason);
+        let mut choice = answer.shape.delta(index, &text, logprobs, reason);
         if answer.return_token_ids {
             choice["token_ids"] = token.iter().map(|token| token.0).collect();
             if answer.shape == Shape::Completion && !std::mem::replace(&mut self.begun[index], true)

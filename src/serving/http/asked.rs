@@ -25,6 +25,7 @@ pub(super) struct Asked {
     fields: Fields,
     begun: Instant,
     in_flight: InFlight,
+    echoes: Vec<String>,
 }
 
 impl Asked {
@@ -41,7 +42,13 @@ impl Asked {
         let own = body.read()?;
         let model = state.model(common.model.as_deref())?;
         let fields = Fields::check(&common)?;
-        Ok((Self { model, fields, begun, in_flight }, own))
+        Ok((Self { model, fields, begun, in_flight, echoes: vec![] }, own))
+    }
+
+    /// The same with a text before each prompt's answers.
+    #[must_use]
+    pub(super) fn echoing(self, echoes: Vec<String>) -> Self {
+        Self { echoes, ..self }
     }
 
     /// Answers for all `prompts`. Dropping the future, or the body, cancels every generation.
@@ -53,7 +60,7 @@ impl Asked {
         logprobs: Option<u8>,
         default: DefaultBudget,
     ) -> Result<Response, ApiError> {
-        let Self { model, fields, begun, in_flight } = self;
+        let Self { model, fields, begun, in_flight, echoes } = self;
         let timeout = state.request_timeout();
         let plans = fields.choices(&prompts, &model, logprobs, default, timeout)?;
         let answer = Answer {
@@ -61,6 +68,7 @@ impl Asked {
             state,
             model: model.id,
             prompts,
+            echoes,
             stops: fields.stops,
             stream: fields.stream,
             include_usage: fields.include_usage,

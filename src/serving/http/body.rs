@@ -27,7 +27,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("guided_grammar", "guided decoding is not supported; leave it out"),
     ("structured_outputs", "guided decoding is not supported; leave it out"),
     ("include_stop_str_in_output", "text ends before the stop string; leave it out"),
-    ("echo", "the prompt is not repeated; put it before the answer yourself"),
     ("continue_final_message", "a turn can only be begun; leave it out"),
 ];
 

@@ -22,6 +22,10 @@ pub(super) async fn chat_completions(
     bytes: Bytes,
 ) -> Result<Response, ApiError> {
     let (asked, chat) = Asked::read::<ChatBody>(&state, &headers, bytes)?;
+    if chat.echo == Some(true) {
+        let message = "`echo`: messages are not repeated; leave it out, or use /v1/completions";
+        return Err(ApiError::unsupported("echo", message));
+    }
     let logprobs = logprobs(&chat)?;
     let prompts = vec![prompt(&state, chat).await?];
     asked.answer(state, Shape::Chat, prompts, logprobs, DefaultBudget::Rest).await

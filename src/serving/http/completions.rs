@@ -26,9 +26,20 @@ pub(super) async fn completions(
 ) -> Result<Response, ApiError> {
     let (asked, completion) = Asked::read::<CompletionBody>(&state, &headers, bytes)?;
     let logprobs = logprobs(completion.logprobs)?;
+    let echo = completion.echo == Some(true);
+    if echo && logprobs.is_some() {
+        let message = "`echo`: log probabilities are given for generated tokens only; leave out one \
+                       of `echo` and `logprobs`";
+        return Err(ApiError::unsupported("echo", message));
+    }
+    let texts = if echo { completion.prompt.texts() } else { vec![] };
     let prompts = prompts(&state, completion.prompt, asked.model.vocab).await?;
+    let echoes = match (echo, texts.is_empty()) {
+        (true, true) => prompts.iter().map(|prompt| text_of(&state, prompt)).collect(),
+        _ => texts,
+    };
     let default = DefaultBudget::Tokens(MAX_TOKENS_DEFAULT);
-    asked.answer(state, Shape::Completion, prompts, logprobs, default).await
+    asked.echoing(echoes).answer(state, Shape::Completion, prompts, logprobs, default).await
 }
 
 fn logprobs(wanted: Option<i64>) -> Result<Option<u8>, ApiError> {
@@ -40,6 +51,13 @@ fn logprobs(wanted: Option<i64>) -> Result<Option<u8>, ApiError> {
             Err(ApiError::invalid("logprobs", message))
         }
     }
+}
+
+/// What a prompt says that came as token ids.
+fn text_of(state: &FrontState, prompt: &[u32]) -> String {
+    let mut decoder = state.text().decoder();
+    let text: String = prompt.iter().map(|id| decoder.push(*id)).collect();
+    text + &decoder.finish()
 }
 
 /// The token ids of every prompt.

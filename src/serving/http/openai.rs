@@ -54,6 +54,7 @@ pub(super) struct ChatBody {
     pub(super) top_logprobs: Option<i64>,
     pub(super) chat_template_kwargs: Option<BTreeMap<String, Value>>,
     pub(super) add_generation_prompt: Option<bool>,
+    pub(super) echo: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -82,6 +83,7 @@ pub(super) struct ContentPart {
 pub(super) struct CompletionBody {
     pub(super) prompt: Prompt,
     pub(super) logprobs: Option<i64>,
+    pub(super) echo: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -95,4 +97,15 @@ pub(super) enum Prompt {
     Texts(Vec<String>),
     Tokens(Vec<u32>),
     TokenBatch(Vec<Vec<u32>>),
+}
+
+impl Prompt {
+    /// The texts as they came; none of token ids.
+    pub(super) fn texts(&self) -> Vec<String> {
+        match self {
+            Self::Text(text) => vec![text.clone()],
+            Self::Texts(texts) => texts.clone(),
+            Self::Tokens(_) | Self::TokenBatch(_) => vec![],
+        }
+    }
 }

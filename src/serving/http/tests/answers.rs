@@ -1,5 +1,6 @@
 //! Answers in one body.
 
+use super::streams::content;
 use super::*;
 
 #[tokio::test]
@@ -115,6 +116,33 @@ async fn prompts_come_in_four_forms_and_each_has_n_choices() {
     }
     let seeds: Vec<u64> = front.backend.requests().iter().map(|r| r.sampling.seed).collect();
     assert_eq!(seeds[..6], [7, 8, 7, 8, 7, 8]);
+}
+
+#[tokio::test]
+async fn an_echoed_prompt_stands_before_each_answer() {
+    let front = Front::new(Scripted::saying("yes"));
+    for (prompt, texts) in [
+        (json!("ok? "), vec!["ok? yes"; 2]),
+        (json!(["a: ", "b: "]), vec!["a: yes", "a: yes", "b: yes", "b: yes"]),
+        (json!([111, 107]), vec!["okyes"; 2]),
+        (json!([[97], [98]]), vec!["ayes", "ayes", "byes", "byes"]),
+    ] {
+        let mut body = json!({"prompt": prompt, "n": 2, "echo": true});
+        let answer = front.complete(body.clone()).await;
+        let got: Vec<_> =
+            answer["choices"].as_array().unwrap().iter().map(|c| &c["text"]).collect();
+        assert_eq!(got, texts, "{prompt}");
+        assert_eq!(answer["usage"]["completion_tokens"], 4 * texts.len());
+        body["stream"] = json!(true);
+        let chunks = front.stream("/v1/completions", &body).await;
+        for (index, text) in texts.iter().enumerate() {
+            assert_eq!(content(&chunks, index), *text, "{prompt} as a stream");
+        }
+    }
+    // A stop string is looked for in the answer only.
+    let answer = front.complete(json!({"prompt": "yes? ", "echo": true, "stop": "s?"})).await;
+    assert_eq!(answer["choices"][0]["text"], "yes? yes");
+    front.idle().await;
 }
 
 #[tokio::test]

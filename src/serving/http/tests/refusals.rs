@@ -49,7 +49,7 @@ async fn bodies_that_make_no_sense() {
         (r#"{"prompt": "p", "logprobs": 21}"#, 400, Some("logprobs")),
         (r#"{"prompt": "p", "cache_salt": ""}"#, 400, Some("cache_salt")),
         (r#"{"prompt": "p", "cache_salt": 5}"#, 400, Some("cache_salt")),
-        (r#"{"prompt": "p", "echo": true}"#, 400, Some("echo")),
+        (r#"{"prompt": "p", "echo": true, "logprobs": 0}"#, 400, Some("echo")),
         (r#"{"prompt": "p", "suffix": "s"}"#, 400, Some("suffix")),
         (r#"{"prompt": "p", "best_of": 3}"#, 400, Some("best_of")),
         (r#"{"prompt": "p", "logit_bias": {"x": 1}}"#, 400, Some("logit_bias")),
@@ -83,6 +83,7 @@ async fn chats_that_make_no_sense() {
         (format!(r#"{{{user}, "logprobs": true, "top_logprobs": 21}}"#), "top_logprobs"),
         (format!(r#"{{{user}, "max_completion_tokens": 0}}"#), "max_completion_tokens"),
         (format!(r#"{{{user}, "modalities": ["audio"]}}"#), "modalities"),
+        (format!(r#"{{{user}, "echo": true}}"#), "echo"),
     ] {
         let (status, error) = refused(&front, "/v1/chat/completions", &body).await;
         let got = error["param"].as_str().unwrap_or("");

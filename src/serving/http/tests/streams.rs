@@ -9,7 +9,7 @@ fn chat_body(more: Value) -> Value {
 }
 
 /// All text of one choice.
-fn content(chunks: &[Value], index: usize) -> String {
+pub(super) fn content(chunks: &[Value], index: usize) -> String {
     let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
     let choices = choices.filter(|choice| choice["index"] == index);
     let text = |choice: &Value| {

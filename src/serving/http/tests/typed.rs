@@ -91,7 +91,11 @@ async fn a_typed_client_reads_models_and_errors() {
     for (body, param, code) in [
         (json!({"prompt": "p", "n": 0}), Some("n"), "invalid_value"),
         (json!({"prompt": "p", "model": "other"}), Some("model"), "model_not_found"),
-        (json!({"prompt": "p", "echo": true}), Some("echo"), "unsupported_parameter"),
+        (
+            json!({"prompt": "p", "echo": true, "logprobs": 1}),
+            Some("echo"),
+            "unsupported_parameter",
+        ),
     ] {
         let (_, refusal) = front.post("/v1/completions", &body).await;
         let error: TypedError = typed(&refusal["error"]);
