@@ -24,8 +24,8 @@ pub(crate) struct Deployment {
 }
 
 impl Deployment {
-    /// Starts it, and waits until it has answered once.
-    pub(crate) fn start(model: &Path, wire: Wire, threads: usize) -> Self {
+    /// Starts it, and waits until it has answered once. `handoff` says when a router hands over.
+    pub(crate) fn start(model: &Path, wire: Wire, threads: usize, handoff: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("bw-").tempdir_in("/tmp").expect("a folder");
         let start =
             |role: &str, flags: &[&str]| Node::start(dir.path(), model, threads, role, flags);
@@ -42,7 +42,8 @@ impl Deployment {
             let prefill = start("prefill", &flags);
             let peers =
                 ["--prefill-peers", prefill.field("serving="), "--decode-peers", &to_decode];
-            (start("router", &peers), vec![prefill, decode])
+            let flags = [&peers[..], &["--handoff", handoff]].concat();
+            (start("router", &flags), vec![prefill, decode])
         };
         let deployment = Self { front, _nodes: nodes, _dir: dir };
         let ready = format!("{}/ready", deployment.http());

@@ -13,7 +13,7 @@
 //!
 //! *Under load*: requests that come at random (a Poisson process, the same one for each deployment), prompts of 64 to 768
 //! tokens and answers of 16 to 64: time to the first token and between tokens, as users see them. Each deployment has two
-//! threads: the single node both, or each role one. `BLOCKWIRE_LOAD_RATE` sets the requests a second,
+//! threads: the single node both, or each role one; at last with a router that hands over where that pays. `BLOCKWIRE_LOAD_RATE` sets the requests a second,
 //! `BLOCKWIRE_LOAD_REQUESTS` how many. One run has one seed; repeat it for the spread.
 
 mod client;
@@ -33,6 +33,8 @@ use fastrand::Rng;
 const PROMPTS: [usize; 2] = [512, 1700];
 /// Token ids are below this, above the special ones: of SmolLM2's vocabulary.
 const IDS: std::ops::Range<u32> = 100..49_000;
+/// Every prompt is handed over.
+const ALWAYS: &str = "always";
 
 fn main() {
     let model = default_model();
@@ -46,7 +48,7 @@ fn prompt(rng: &mut Rng, tokens: usize) -> Vec<u32> {
 
 fn alone(model: &std::path::Path) {
     let wires = [Wire::None, Wire::Shm, Wire::Tcp];
-    let deployments = wires.map(|wire| Deployment::start(model, wire, 1));
+    let deployments = wires.map(|wire| Deployment::start(model, wire, 1, ALWAYS));
     let mut rng = Rng::with_seed(1);
     println!("time to the first token, alone, ms; {} rounds", runs());
     for tokens in PROMPTS {
@@ -106,12 +108,14 @@ fn under_load(model: &std::path::Path) {
     println!("\nunder load: {requests} requests, {rate} a second; ms");
     println!("| | first token p50 | p90 | p99 | between tokens p50 | p90 | p99 | tokens/s |");
     println!("|---|---|---|---|---|---|---|---|");
-    for (name, wire, threads) in [
-        ("one process, two threads", Wire::None, 2),
-        ("prefill and decode over shm, a thread each", Wire::Shm, 1),
-        ("prefill and decode over tcp, a thread each", Wire::Tcp, 1),
+    for (name, wire, threads, handoff) in [
+        ("one process, two threads", Wire::None, 2, ALWAYS),
+        ("prefill and decode over shm, a thread each", Wire::Shm, 1, ALWAYS),
+        ("prefill and decode over tcp, a thread each", Wire::Tcp, 1, ALWAYS),
+        ("the same over shm, handed over where that pays", Wire::Shm, 1, "auto"),
+        ("the same over tcp, handed over where that pays", Wire::Tcp, 1, "auto"),
     ] {
-        let deployment = Deployment::start(model, wire, threads);
+        let deployment = Deployment::start(model, wire, threads, handoff);
         println!("| {name} | {} |", load(deployment.http(), &planned));
     }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use blockwire::pool::{Dtype, Layout};
 use blockwire::transport::Address;
+use blockwire_serving::router::HandoffPolicy;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Moves the paged KV cache of a language model from a prefill to a decode process, and serves it.
@@ -37,6 +38,25 @@ pub(crate) enum Role {
     Decode,
     /// Speaks the OpenAI API and picks nodes.
     Router,
+}
+
+/// When a router has prompts handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Handoff {
+    /// Each one.
+    Always,
+    /// Where it is estimated to pay; the decode node computes the others itself, and all of them while no prefill
+    /// node is connected.
+    Auto,
+}
+
+impl From<Handoff> for HandoffPolicy {
+    fn from(handoff: Handoff) -> Self {
+        match handoff {
+            Handoff::Always => Self::Always,
+            Handoff::Auto => Self::Auto,
+        }
+    }
 }
 
 /// What a misconfigured role does.
@@ -182,6 +202,9 @@ pub(crate) struct ServeArgs {
     /// Decode nodes (router, prefill).
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     pub(crate) decode_peers: Vec<Address>,
+    /// Which prompts a prefill node computes and hands over (router).
+    #[arg(long, value_enum, default_value = "always", env = "BLOCKWIRE_HANDOFF")]
+    pub(crate) handoff: Handoff,
     /// Copy every cache into the own pool (decode), also where the prefill node's memory can be read in
     /// place.
     #[arg(long)]

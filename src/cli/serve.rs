@@ -135,7 +135,7 @@ async fn router(args: &ServeArgs, files: &ModelFiles, stop: Stop) -> Result<()> 
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let card =
         ModelCard { id, aliases, context_len: context, vocab: files.config().vocab, created };
-    let router = RequestRouter::new(node::instance(), card);
+    let router = RequestRouter::new(node::instance(), card, args.handoff.into());
     let (prefill, decode) = (args.prefill_peers.clone(), args.decode_peers.clone());
     let running = tokio::spawn(router.clone().run(endpoint.clone(), prefill, decode));
     let metrics = Metrics::new();

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -68,12 +68,24 @@ pub enum TokenEvent {
 pub struct Started {
     /// Prompt tokens that were not computed, because the node that computes prompts had them.
     pub cached_tokens: u32,
+    /// What computing the others took.
+    pub computed: Computed,
     /// What an operator wants to see of the route (nodes, handed off or not, why a fallback), as
     /// (name, value): the front answers with a header `x-blockwire-<name>` for each.
     pub notes: Vec<(&'static str, String)>,
     /// The tokens before this are void, and the answer begins anew. Only where a request is
     /// [retractable](GenerateRequest::retractable).
     pub anew: bool,
+}
+
+/// Prompt tokens that a node computed, and the time of the steps that computed them: of those of one prompt, with whatever
+/// prompts were computed in the same steps. So it tells how fast the node computes, not how long a prompt took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Computed {
+    /// Tokens.
+    pub tokens: u64,
+    /// In forward passes.
+    pub time: Duration,
 }
 
 /// Natural logarithms of probabilities, of the model's own distribution (before temperature).

@@ -22,6 +22,8 @@ pub struct BackendStatus {
     pub links: Vec<LinkStatus>,
     /// Caches handed over since the start.
     pub handoffs: HandoffStatus,
+    /// Where prompts were sent.
+    pub plans: PlanStatus,
     /// What was not served in the first place that was chosen for it.
     pub fallbacks: FallbackStatus,
 }
@@ -43,6 +45,15 @@ impl HandoffStatus {
     }
 }
 
+/// Tries of requests by the place where their prompts are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PlanStatus {
+    /// On a prefill node.
+    pub handoff: u64,
+    /// On the decode node.
+    pub local: u64,
+}
+
 /// How often something else was done than what was meant first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FallbackStatus {
@@ -53,7 +64,7 @@ pub struct FallbackStatus {
 }
 
 /// A node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NodeStatus {
     /// As it calls itself; empty while it never was connected.
     pub name: String,
@@ -65,6 +76,8 @@ pub struct NodeStatus {
     pub state: NodeState,
     /// Generations that have it.
     pub in_flight: usize,
+    /// Prompt tokens a second that it computed last; 0 where that is not known.
+    pub prefill_tokens_per_second: f64,
 }
 
 /// How things stand with a node.

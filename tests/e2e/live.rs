@@ -81,7 +81,8 @@ fn a_callers_id_is_in_every_line_about_his_request() {
     let cluster = Cluster::start(Setup::new(Model::Llama, Carrier::Shm));
     let url = format!("{}/v1/completions", cluster.http());
     let asked = ureq::post(&url).header("x-request-id", "case-4711");
-    let answer = asked.send_json(completion(&Model::Llama.prompt(40, 1), 8)).unwrap();
+    // Long enough for the report of its handoff to come before its end.
+    let answer = asked.send_json(completion(&Model::Llama.prompt(40, 1), 300)).unwrap();
     assert_eq!(answer.headers()["x-request-id"], "case-4711");
     drop(answer);
     let lines = || -> Vec<String> {

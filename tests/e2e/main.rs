@@ -31,6 +31,7 @@ mod model_owned;
 mod models;
 mod node;
 mod parity;
+mod planned;
 mod prefix;
 mod refusals;
 mod start_up;

@@ -65,6 +65,7 @@ impl Node {
             .env_remove("BLOCKWIRE_API_KEY")
             .env_remove("BLOCKWIRE_CLUSTER_KEY")
             .env_remove("BLOCKWIRE_THREADS")
+            .env_remove("BLOCKWIRE_HANDOFF")
             .env("BLOCKWIRE_LOG", "info")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
 
 pub use connection::{Connection, ConnectionStats, Event, Events, MessageError};
 pub use handles::{IncomingHandoff, LandedPayload, OutgoingHandoff};
@@ -126,6 +127,7 @@ impl Host {
 #[derive(Debug)]
 pub struct Endpoint {
     commands: Asker<Command>,
+    instance: Uuid,
     name: Name,
     thread: Option<JoinHandle<()>>,
 }
@@ -151,10 +153,11 @@ impl Endpoint {
     /// let other tasks run in between, while a future that is only blocked on waits for many rounds.
     pub fn local(options: EndpointOptions) -> (Self, impl Future<Output = ()> + use<>) {
         let (commands, asked) = queue();
+        let instance = options.identity.instance;
         let name = Name(Arc::new(Mutex::new(options.identity.name.clone())));
         let host = Arc::new(Host { options, name: name.clone() });
         let driver = async move { driver::run(host, asked).await };
-        (Self { commands, name, thread: None }, driver)
+        (Self { commands, instance, name, thread: None }, driver)
     }
 
     /// Connects to a peer and exchanges hellos.
@@ -184,6 +187,11 @@ impl Endpoint {
         let (reply, mut answer) = oneshot::channel();
         self.commands.ask(Command::Listen { address: address.clone(), reply });
         self.commands.answer(&mut answer).await.ok_or(ListeningError::ShutDown)?
+    }
+
+    /// What peers know this side by.
+    pub fn instance(&self) -> Uuid {
+        self.instance
     }
 
     /// Changes what this side calls itself to peers that it meets from now on: what a name tells may be known only

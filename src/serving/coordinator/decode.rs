@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::tasks::{self, Tasks};
 use super::{ResultSink, ServingCoordinator};
-use crate::backend::{GenerateError, GenerateRequest, Started, TokenEvent};
+use crate::backend::{GenerateError, GenerateRequest, Generation, Started, TokenEvent};
 use crate::protocol::{FirstTokenFrame, Phase, ResultFrame};
 
 /// One request of the decode role.
@@ -90,28 +90,34 @@ impl ServingCoordinator {
             sequence.indexed_blocks() as u64 * block_bytes,
         );
         // The router learns that the prefill node is needed no more.
+        let kept = if adopted == 0 { self.kept_of(&request) } else { 0 };
         let accepted = TokenEvent::Started(Started::default());
-        let _ = results.send(ResultFrame::carrying(Phase::Continuation, accepted)).await;
-        let mut generation = self
+        let accepted = ResultFrame::carrying(Phase::Continuation, accepted).keeping(kept);
+        let _ = results.send(accepted).await;
+        let generation = self
             .scheduler
             .decode_from(request, sequence, &[first_token])
             .map_err(|refused| refused.error)?;
-        // The first token is the prefill node's.
-        let mut position = 1;
-        while let Some(event) = generation.next().await {
-            let tokens = match event {
-                TokenEvent::Started(_) => continue,
-                TokenEvent::Token { .. } => 1,
-                _ => 0,
-            };
-            let frame = ResultFrame::carrying(Phase::Continuation, event).at(position);
-            position += tokens;
-            if results.send(frame).await.is_err() {
-                // Nobody listens: dropping the generation takes it out of the batch.
-                return Ok(());
-            }
-        }
+        pass_on(generation, &results).await;
         Ok(())
+    }
+}
+
+/// Sends what follows the first token, up to the end, or until nobody listens: dropping the generation takes it out of
+/// the batch.
+pub(super) async fn pass_on(mut generation: Generation, results: &ResultSink) {
+    let mut position = 1;
+    while let Some(event) = generation.next().await {
+        let tokens = match event {
+            TokenEvent::Started(_) => continue,
+            TokenEvent::Token { .. } => 1,
+            _ => 0,
+        };
+        let frame = ResultFrame::carrying(Phase::Continuation, event).at(position);
+        position += tokens;
+        if results.send(frame).await.is_err() {
+            return;
+        }
     }
 }
 

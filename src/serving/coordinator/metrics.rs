@@ -24,6 +24,7 @@ pub struct HandoffMetrics {
     received_bytes: Counter,
     adopted_bytes: Counter,
     present_bytes: Counter,
+    local_prefills: Counter,
 }
 
 impl HandoffMetrics {
@@ -38,6 +39,7 @@ impl HandoffMetrics {
             received_bytes: Counter::default(),
             adopted_bytes: Counter::default(),
             present_bytes: Counter::default(),
+            local_prefills: Counter::default(),
         };
         metrics.register("handoffs_sent", "Caches handed over", own.sent.clone());
         let help = "Bytes of the caches handed over";
@@ -53,6 +55,8 @@ impl HandoffMetrics {
         metrics.register("handoff_adopted_bytes", help, own.adopted_bytes.clone());
         let help = "Bytes of the caches taken over that were here already, and did not move";
         metrics.register("handoff_present_bytes", help, own.present_bytes.clone());
+        let help = "Prompts that a decode node computed itself";
+        metrics.register("local_prefills", help, own.local_prefills.clone());
         metrics.register_collector(PayloadCollector);
         own
     }
@@ -62,6 +66,10 @@ impl HandoffMetrics {
         self.sent_bytes.inc_by(report.payload_len);
         self.ahead_bytes.inc_by(report.ahead_len);
         self.exposed_seconds.observe(report.exposed.as_secs_f64());
+    }
+
+    pub(super) fn computed_here(&self) {
+        self.local_prefills.inc();
     }
 
     pub(super) fn taken_over(&self, bytes: u64, adopted: u64, present: u64) {

@@ -7,12 +7,15 @@
 //!        │                                                                      │
 //!        └─ ResultFrame FirstToken ──> ResultSink <── ResultFrame Continuation ─┘
 //! ```
+//! A decode node that is asked to computes a prompt itself (`local`).
+//!
 //! A role is a loop over work items (`prefill`, `decode`); its networked form (`network`) feeds the
 //! same loop from connections. Every request is a task of its own: what goes wrong ends that task and
 //! is told to whoever asked; the loop goes on. Dropping a task gives everything back: blocks, the
 //! place in the batch, the offer.
 
 mod decode;
+mod local;
 mod metrics;
 mod network;
 pub(crate) mod peers;
@@ -30,6 +33,7 @@ pub use decode::DecodeRoleHandoff;
 pub use metrics::HandoffMetrics;
 pub use prefill::PrefillRoleRequest;
 
+use crate::backend::GenerateRequest;
 use crate::protocol::{ResultFrame, kind};
 use crate::scheduler::BatchScheduler;
 
@@ -65,6 +69,12 @@ impl ServingCoordinator {
     #[must_use]
     pub fn in_pieces_of(self, piece_tokens: u32) -> Self {
         Self { piece_tokens: Some(piece_tokens), ..self }
+    }
+
+    /// First tokens of a prompt that later ones find here, once it is computed.
+    fn kept_of(&self, request: &GenerateRequest) -> usize {
+        self.scheduler.prefix_keys(request).len()
+            * self.scheduler.pool().spec().block_tokens as usize
     }
 
     /// The scheduler.

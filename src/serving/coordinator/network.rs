@@ -6,15 +6,18 @@ use std::time::Duration;
 use blockwire::endpoint::{Connection, Event, IncomingHandoff, Listening};
 use blockwire::session::{DeclineCode, HandoffKey, PeerMessage};
 use blockwire::transport::Address;
+use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use uuid::Uuid;
 
 use super::decode::DecodeRoleHandoff;
+use super::local::LocalRequest;
 use super::peers::{Change, Connected, PeerSet, Update, UpdateSender, updates};
 use super::prefill::PrefillRoleRequest;
 use super::tasks::Tasks;
 use super::{ResultSink, ServingCoordinator};
-use crate::backend::{GenerateError, TokenEvent};
+use crate::backend::{GenerateError, GenerateRequest, TokenEvent};
 use crate::protocol::{DecodeMetaFrame, NodeRole, Phase, PrefillRequestFrame, ResultFrame, kind};
 
 /// Longest a node goes on with its requests after it was told to stop.
@@ -78,8 +81,8 @@ impl ServingCoordinator {
         let mut node = Node::new(self);
         node.run(updates, stop, |node, update| match update.change {
             Change::Event(Event::Handoff(incoming)) => node.handle_handoff(incoming),
-            Change::Event(Event::Message(message)) if message.kind == kind::CANCEL => {
-                node.tasks.cancel(key(&message));
+            Change::Event(Event::Message(message)) => {
+                node.handle_decode_message(&update.connection, message);
             }
             _ => {}
         })
@@ -169,24 +172,38 @@ impl<'a> Node<'a> {
             kind::CANCEL => self.tasks.cancel(key),
             kind::PREFILL_REQUEST => {
                 let results = ResultSink::Peer { connection: from.clone(), key };
-                match PrefillRequestFrame::read(request, message.body) {
-                    Ok((request, to, reply_to)) => {
-                        let decode = decode.by_instance(to);
-                        let item = PrefillRoleRequest { request, epoch, decode, reply_to, results };
-                        let owner = Some(from.clone());
-                        self.coordinator.spawn_prefill(&mut self.tasks, owner, item);
-                    }
-                    Err(error) => {
-                        let router = &from.peer().name;
-                        tracing::warn!(%request, router, %error, "unreadable request");
-                        refuse(from, key, GenerateError::BadRequest(error.to_string()));
-                    }
+                if let Some((request, to, reply_to)) = read_request(from, key, message.body) {
+                    let decode = decode.by_instance(to);
+                    let item = PrefillRoleRequest { request, epoch, decode, reply_to, results };
+                    self.coordinator.spawn_prefill(&mut self.tasks, Some(from.clone()), item);
                 }
             }
-            other => {
-                let peer = &from.peer().name;
-                tracing::warn!(%request, peer, kind = other, "unknown message");
+            other => note_unknown(from, request, other),
+        }
+    }
+
+    fn handle_decode_message(&mut self, from: &Connection, message: PeerMessage) {
+        let key = key(&message);
+        let HandoffKey { request, epoch } = key;
+        match message.kind {
+            kind::CANCEL => self.tasks.cancel(key),
+            kind::PREFILL_REQUEST => {
+                let results = ResultSink::Peer { connection: from.clone(), key };
+                match read_request(from, key, message.body) {
+                    Some((request, decode, _))
+                        if decode == self.coordinator.endpoint.instance() =>
+                    {
+                        let item = LocalRequest { request, epoch, results };
+                        self.coordinator.spawn_local(&mut self.tasks, Some(from.clone()), item);
+                    }
+                    Some(_) => {
+                        let reason = "a decode node hands no caches over".to_owned();
+                        refuse(from, key, GenerateError::NodeFailed(reason));
+                    }
+                    None => {}
+                }
             }
+            other => note_unknown(from, request, other),
         }
     }
 
@@ -229,6 +246,26 @@ fn refuse_new_work(update: Update) -> Option<Update> {
         }
         change => Some(Update { connection, change }),
     }
+}
+
+/// What a router asks for: the request, the decode node, the router. What cannot be read is refused.
+fn read_request(
+    from: &Connection,
+    key: HandoffKey,
+    body: Bytes,
+) -> Option<(GenerateRequest, Uuid, Uuid)> {
+    match PrefillRequestFrame::read(key.request, body) {
+        Ok(read) => Some(read),
+        Err(error) => {
+            tracing::warn!(request = %key.request, router = from.peer().name, %error, "unreadable request");
+            refuse(from, key, GenerateError::BadRequest(error.to_string()));
+            None
+        }
+    }
+}
+
+fn note_unknown(from: &Connection, request: Uuid, kind: u32) {
+    tracing::warn!(%request, peer = from.peer().name, kind, "unknown message");
 }
 
 /// Which attempt at which request a message is about.

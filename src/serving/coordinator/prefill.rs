@@ -87,7 +87,7 @@ impl ServingCoordinator {
             // Nothing follows the first token, or the offer waits for what has to go along with it.
             prefill.done().await?
         };
-        let frame = first_token_frame(&request, &done);
+        let frame = first_token_frame(&request, &done).keeping(self.kept_of(&request));
         let PrefillDone { first_token, mut sequence, finish, .. } = done;
         if finish.is_some() {
             let _ = results.send(frame).await;
@@ -134,8 +134,8 @@ async fn compute(mut prefill: Prefill, sender: &mut HandoffSender) -> Result<Pre
 }
 
 fn first_token_frame(request: &GenerateRequest, done: &PrefillDone) -> ResultFrame {
-    let cached_tokens = done.cached_tokens;
-    let started = Started { cached_tokens, ..Started::default() };
+    let (cached_tokens, computed) = (done.cached_tokens, done.computed);
+    let started = Started { cached_tokens, computed, ..Started::default() };
     let mut frame = ResultFrame::carrying(Phase::FirstToken, TokenEvent::Started(started));
     let token = TokenEvent::Token { id: done.first_token, logprob: done.logprob.clone() };
     frame.tokens = ResultFrame::carrying(Phase::FirstToken, token).tokens;

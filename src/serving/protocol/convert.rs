@@ -10,7 +10,8 @@ use uuid::Uuid;
 use super::frames::{self, FailureCode, Finish};
 use super::{DecodeMetaFrame, FirstTokenFrame, Phase, PrefillRequestFrame, ResultFrame};
 use crate::backend::{
-    FinishReason, GenerateError, GenerateRequest, SamplingParams, TokenEvent, TokenLogprobs, Usage,
+    Computed, FinishReason, GenerateError, GenerateRequest, SamplingParams, Started, TokenEvent,
+    TokenLogprobs, Usage,
 };
 
 /// A frame that cannot be read. It fails its request.
@@ -116,7 +117,11 @@ impl ResultFrame {
     pub fn carrying(phase: Phase, event: TokenEvent) -> Self {
         let mut frame = Self::of(phase);
         match event {
-            TokenEvent::Started(started) => frame.cached_tokens = Some(started.cached_tokens),
+            TokenEvent::Started(Started { cached_tokens, computed, .. }) => {
+                frame.cached_tokens = Some(cached_tokens);
+                let (tokens, micros) = (computed.tokens, computed.time.as_micros() as u64);
+                frame.computed = (tokens > 0).then_some(frames::Computed { tokens, micros });
+            }
             TokenEvent::Token { id, logprob } => frame.tokens.push(token_to_frame(id, logprob)),
             TokenEvent::Finished { reason, usage } => {
                 frame.finished = Some(finished_to_frame(reason, usage));
@@ -130,6 +135,18 @@ impl ResultFrame {
     #[must_use]
     pub fn at(self, position: u32) -> Self {
         Self { position: Some(position), ..self }
+    }
+
+    /// Says how many of the prompt's first tokens its node keeps.
+    #[must_use]
+    pub fn keeping(self, tokens: usize) -> Self {
+        Self { kept_tokens: Some(tokens as u32), ..self }
+    }
+
+    /// How fast its node computed; nothing where it does not say.
+    pub fn computed(&self) -> Computed {
+        let told = self.computed.unwrap_or_default();
+        Computed { tokens: told.tokens, time: Duration::from_micros(told.micros) }
     }
 
     /// Reads a result.

@@ -5,6 +5,7 @@
 //!    ^ <──────ResultFrame: FirstToken──┘                                                  │
 //!    └ <──────────────ResultFrame: Continuation───────────────────────────────────────────┘
 //! ```
+//! A decode node that is asked to compute a prompt itself is asked by the same frame, and sends both phases.
 //! Results return on the connection that the router itself opened: no address travels in a frame.
 //! Token ids travel, never text. A frame that cannot be read fails its request, not its connection.
 
@@ -24,7 +25,7 @@ pub use frames::{
 
 /// Kinds of messages on a connection.
 pub mod kind {
-    /// Router to prefill: a [`PrefillRequestFrame`](super::PrefillRequestFrame).
+    /// Router to prefill, or to a decode node that shall do both: a [`PrefillRequestFrame`](super::PrefillRequestFrame).
     pub const PREFILL_REQUEST: u32 = 1;
     /// Node to router: a [`ResultFrame`](super::ResultFrame).
     pub const RESULT: u32 = 2;

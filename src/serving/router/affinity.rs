@@ -17,6 +17,11 @@ const STEPS_MAX: usize = 512;
 /// Most beginnings that are remembered.
 const REMEMBERED_MAX: usize = 1 << 16;
 
+/// The steps that lie in the first `tokens`.
+pub(super) fn steps_of(tokens: usize) -> usize {
+    tokens / STEP as usize
+}
+
 /// What a prompt begins with, in steps. They are the router's own names: nodes have others.
 pub(super) fn beginnings(request: &GenerateRequest) -> Vec<PrefixKey> {
     let salt = request.cache_salt.as_deref().unwrap_or_default();
@@ -38,6 +43,12 @@ impl Affinity {
     pub(super) fn node(&self, beginnings: &[PrefixKey]) -> Option<Uuid> {
         let (_, node) = beginnings.iter().rev().find_map(|key| self.sent.get(key))?;
         Some(*node)
+    }
+
+    /// How many tokens of a prompt with these beginnings went to `node`.
+    pub(super) fn known(&self, beginnings: &[PrefixKey], node: Uuid) -> usize {
+        let is_there = |key: &&PrefixKey| self.sent.get(key).is_some_and(|(_, at)| *at == node);
+        beginnings.iter().take_while(is_there).count() * STEP as usize
     }
 
     /// A prompt with these beginnings goes to `node`.
@@ -83,6 +94,9 @@ mod tests {
         assert_eq!(affinity.node(&keys(2000, 300)), Some(other));
         assert_eq!(affinity.node(&keys(3000, 300)), Some(other), "the last one that began so");
         assert_eq!(affinity.node(&keys(1000, 63)), None, "less than a step");
+        assert_eq!(affinity.known(&keys(2000, 400), other), 384);
+        assert_eq!(affinity.known(&keys(3000, 400), other), 128);
+        assert_eq!(affinity.known(&keys(2000, 400), one), 0);
     }
 
     #[test]

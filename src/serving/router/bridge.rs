@@ -79,6 +79,11 @@ impl StreamBridge {
         }
     }
 
+    /// Whether the prompt is computed.
+    pub fn has_first_token(&self) -> bool {
+        self.first_seen
+    }
+
     /// Whether the decode node has the request: the prefill node is needed no more.
     pub fn is_handed_over(&self) -> bool {
         self.handed_over && self.first_seen
@@ -95,7 +100,7 @@ impl StreamBridge {
             let cached_tokens = frame.cached_tokens.unwrap_or_default();
             self.cached_tokens = cached_tokens;
             let notes = std::mem::take(&mut self.notes);
-            let started = Started { cached_tokens, notes, anew: false };
+            let started = Started { cached_tokens, notes, ..Started::default() };
             self.first.push((None, TokenEvent::Started(started)));
         }
         for (position, event) in placed(frame) {

@@ -3,20 +3,37 @@
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
+use super::cost::{Place, Plan, Why};
 use crate::backend::GenerateError;
 use crate::metrics::Metrics;
-use crate::status::FallbackStatus;
+use crate::status::{FallbackStatus, PlanStatus};
 
 type Reason = [(&'static str, &'static str); 1];
+type Planned = [(&'static str, &'static str); 2];
 
 /// What may fail so that a request is tried elsewhere.
 const REASONS: [&str; 5] = ["node_lost", "node_failed", "no_node", "busy", "other"];
+
+/// Every plan that there is.
+const PLANS: [(Place, Why); 6] = [
+    (Place::Handoff, Why::Always),
+    (Place::Handoff, Why::Cheaper),
+    (Place::Handoff, Why::Unknown),
+    (Place::Local, Why::Cheaper),
+    (Place::Local, Why::Explores),
+    (Place::Local, Why::NoPrefillNode),
+];
+
+fn planned(place: Place, why: Why) -> Planned {
+    [("plan", place.as_str()), ("why", why.as_str())]
+}
 
 /// Counters of a router. Cloning gives another handle to the same ones.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RouterMetrics {
     retries: Family<Reason, Counter>,
     restarts: Counter,
+    plans: Family<Planned, Counter>,
 }
 
 impl RouterMetrics {
@@ -29,6 +46,11 @@ impl RouterMetrics {
         }
         let help = "Whole answers that began anew, since other nodes drew other tokens";
         metrics.register("answers_restarted", help, self.restarts.clone());
+        let help = "Tries of requests, by where their prompts are computed and why there";
+        metrics.register("request_plans", help, self.plans.clone());
+        for (place, why) in PLANS {
+            drop(self.plans.get_or_create(&planned(place, why)));
+        }
     }
 
     /// A request is tried on other nodes.
@@ -41,6 +63,20 @@ impl RouterMetrics {
             _ => "other",
         };
         self.retries.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    /// A request goes where `plan` says.
+    pub(super) fn planned(&self, plan: &Plan) {
+        self.plans.get_or_create(&planned(plan.place, plan.why)).inc();
+    }
+
+    /// How often prompts were handed over, and how often not.
+    pub(super) fn plans(&self) -> PlanStatus {
+        let count = |place| {
+            let plans = PLANS.into_iter().filter(|(there, _)| *there == place);
+            plans.map(|(place, why)| self.plans.get_or_create(&planned(place, why)).get()).sum()
+        };
+        PlanStatus { handoff: count(Place::Handoff), local: count(Place::Local) }
     }
 
     /// How often something else was done than what was meant first.

@@ -1,5 +1,5 @@
-//! The router's backend: picks a prefill and a decode node (`nodes`), sends the request, merges the results
-//! (`bridge`).
+//! The router's backend: picks a prefill and a decode node (`pick`, `nodes`), asks whether a handoff pays (`cost`),
+//! sends the request, merges the results (`bridge`).
 //!
 //! A request whose nodes fail is tried again on other nodes (`route` says how often); each attempt is an epoch
 //! of the request, so that what an earlier one left on its way is told from it. What the client has already is
@@ -7,10 +7,13 @@
 
 mod affinity;
 mod bridge;
+mod cost;
 mod health;
 mod links;
 mod metrics;
 mod nodes;
+mod pick;
+mod rates;
 mod route;
 
 use std::collections::BTreeMap;
@@ -27,10 +30,13 @@ use tracing::Span;
 use uuid::Uuid;
 
 pub use bridge::StreamBridge;
+pub use cost::HandoffPolicy;
 
+use self::cost::Place;
 use self::links::Links;
 use self::metrics::RouterMetrics;
-use self::nodes::{Nodes, Wanted};
+use self::nodes::Nodes;
+use self::pick::Picked;
 use self::route::{Losses, Route};
 use crate::backend::{
     Backend, GenerateError, GenerateFuture, GenerateRequest, Generation, ModelCard, Readiness,
@@ -48,6 +54,7 @@ pub struct RequestRouter(Arc<Inner>);
 struct Inner {
     instance: Uuid,
     model: ModelCard,
+    policy: HandoffPolicy,
     nodes: Nodes,
     /// In a fixed order, for simulations: whoever loses his node fails in this order.
     routes: Mutex<BTreeMap<Uuid, Route>>,
@@ -56,11 +63,12 @@ struct Inner {
 }
 
 impl RequestRouter {
-    /// A router that is `instance` to its peers and serves `model`.
-    pub fn new(instance: Uuid, model: ModelCard) -> Self {
+    /// A router that is `instance` to its peers and serves `model`; `policy` says when prompts are handed over.
+    pub fn new(instance: Uuid, model: ModelCard, policy: HandoffPolicy) -> Self {
         Self(Arc::new(Inner {
             instance,
             model,
+            policy,
             nodes: Nodes::new(),
             routes: Mutex::default(),
             links: Mutex::default(),
@@ -130,7 +138,11 @@ impl RequestRouter {
             tracing::warn!(request = %id, peer = from.peer().name, "result of another node");
             return;
         }
-        let over = match ResultFrame::read(message.body) {
+        let frame = ResultFrame::read(message.body);
+        if let Ok(frame) = &frame {
+            self.note_speed(from.peer().instance, route, frame);
+        }
+        let over = match frame {
             Ok(frame) if frame.phase() == Phase::FirstToken => {
                 self.note_handoff(route, &frame);
                 route.bridge.submit_first_token(frame)
@@ -154,6 +166,18 @@ impl RequestRouter {
         }
     }
 
+    /// Remembers how fast a node computed a prompt, and what of it is there now.
+    fn note_speed(&self, node: Uuid, route: &Route, frame: &ResultFrame) {
+        let nodes = &self.0.nodes;
+        nodes.computed(node, frame.computed());
+        let kept = frame.kept_tokens.unwrap_or_default();
+        if self.0.policy == HandoffPolicy::Auto && kept > 0 {
+            let decodes = route.decode.peer().instance == node;
+            let role = if decodes { NodeRole::Decode } else { NodeRole::Prefill };
+            nodes.kept(role, node, &affinity::beginnings(&route.request), kept as usize);
+        }
+    }
+
     /// Logs and counts what a handoff cost.
     fn note_handoff(&self, route: &Route, frame: &ResultFrame) {
         let Some(handoff) = &frame.handoff else { return };
@@ -168,8 +192,10 @@ impl RequestRouter {
             link = handoff.link,
             "handed over"
         );
-        let [from, to] = route.nodes().map(|node| (node.peer().instance, &*node.peer().name));
-        self.links().note(from, to, handoff);
+        let [from, to] =
+            [&route.prefill, &route.decode].map(|node| (node.peer().instance, &*node.peer().name));
+        let tokens = route.request.prompt.len();
+        self.links().note(from, to, handoff, tokens, clock::now());
     }
 
     /// Remembers how the nodes of a request did.
@@ -214,20 +240,22 @@ impl RequestRouter {
             let Some(error) = route.bridge.failure().cloned() else {
                 return self.0.metrics.restarted(route.bridge.restarts());
             };
-            let Some((prefill, decode)) = self.others(&mut route, &error) else {
+            let Some(picked) = self.others(&mut route, &error) else {
                 return route.report();
             };
             self.0.metrics.retried(&error);
+            self.0.metrics.planned(&picked.plan);
             route.epoch += 1;
             let (id, epoch) = (route.request.id, route.epoch);
-            let names = [&prefill, &decode].map(|node| &*node.peer().name);
+            let names = [&picked.prefill, &picked.decode].map(|node| &*node.peer().name);
             route.span.in_scope(|| {
                 let [prefill, decode] = names;
                 tracing::warn!(
                     request = %id, %error, attempt = epoch, prefill, decode, "tried on other nodes"
                 );
             });
-            route.bridge.begin_again(notes(&prefill, &decode, epoch));
+            route.bridge.begin_again(picked.notes(epoch));
+            let Picked { prefill, decode, .. } = picked;
             (route.prefill, route.decode) = (prefill.clone(), decode);
             let body = route.ask(self.0.instance);
             // Who leaves closes the stream first and cancels then: one of the two is seen.
@@ -242,16 +270,18 @@ impl RequestRouter {
         }
     }
 
-    /// Nodes for another attempt, at least one of which the request did not have yet.
-    fn others(&self, route: &mut Route, error: &GenerateError) -> Option<(Connection, Connection)> {
+    /// Nodes for another attempt, at least one of which the request did not have yet, or which does by itself what it
+    /// did with another one before.
+    fn others(&self, route: &mut Route, error: &GenerateError) -> Option<Picked> {
         if !route.may_go_on(error) {
             return None;
         }
-        let used = route.nodes().map(|node| node.peer().instance);
+        let used: Vec<_> = route.nodes().map(|node| node.peer().instance).collect();
         route.tried.extend(used);
-        let pair = self.pick(&route.request, &route.tried).ok()?;
+        let picked = self.pick(&route.request, &route.tried).ok()?;
         let is_new = |node: &Connection| !route.tried.contains(&node.peer().instance);
-        (is_new(&pair.0) || is_new(&pair.1)).then_some(pair)
+        let goes_alone = picked.plan.place == Place::Local && !route.is_local();
+        (goes_alone || is_new(&picked.prefill) || is_new(&picked.decode)).then_some(picked)
     }
 
     /// Takes an attempt back that began when one of its nodes was lost already: who looked for requests of
@@ -259,36 +289,27 @@ impl RequestRouter {
     fn take_lost(&self, id: Uuid, epoch: u32) -> Option<Route> {
         let mut routes = self.routes();
         let route = routes.get(&id).filter(|route| route.epoch == epoch)?;
-        let lost = route.nodes().into_iter().find(|node| node.is_closed())?;
+        let lost = route.nodes().find(|node| node.is_closed())?;
         let reason = format!("{} is gone", lost.peer().name);
         let mut route = routes.remove(&id)?;
         route.bridge.fail(GenerateError::NodeFailed(reason));
         Some(route)
     }
 
-    fn pick(
-        &self,
-        request: &GenerateRequest,
-        tried: &[Uuid],
-    ) -> Result<(Connection, Connection), GenerateError> {
-        let beginnings = affinity::beginnings(request);
-        let routes = self.routes();
-        let load = |node| routes.values().filter(|route| route.uses(node)).count();
-        self.0.nodes.pick(Wanted { beginnings: &beginnings, tried }, load)
-    }
-
     async fn start(&self, request: GenerateRequest) -> Result<Generation, GenerateError> {
-        let (prefill, decode) = self.pick(&request, &[])?;
+        let picked = self.pick(&request, &[])?;
+        self.0.metrics.planned(&picked.plan);
         let (id, epoch) = (request.id, 1);
         let (events, receiver) = mpsc::unbounded_channel();
-        let bridge =
-            StreamBridge::new(events, notes(&prefill, &decode, epoch), request.retractable);
+        let bridge = StreamBridge::new(events, picked.notes(epoch), request.retractable);
+        let Picked { prefill, decode, plan } = picked;
         let (to, tried, losses) = (prefill.clone(), Vec::new(), Losses::default());
         tracing::info!(
             request = %id,
             prefill = prefill.peer().name,
             decode = decode.peer().name,
             prompt_tokens = request.prompt.len(),
+            %plan,
             "sent to its nodes"
         );
         let (begun, span) = (clock::now(), Span::current());
@@ -337,7 +358,13 @@ impl Backend for RequestRouter {
     }
 
     fn readiness(&self) -> Readiness {
-        self.0.nodes.missing().map_or(Readiness::Ready, |role| Readiness::NotReady {
+        // What no prefill node computes, a decode node does where it may.
+        let needed: &[NodeRole] = match self.0.policy {
+            HandoffPolicy::Always => &[NodeRole::Prefill, NodeRole::Decode],
+            HandoffPolicy::Auto => &[NodeRole::Decode],
+        };
+        let missing = needed.iter().find(|role| !self.0.nodes.has(**role));
+        missing.map_or(Readiness::Ready, |role| Readiness::NotReady {
             reason: format!("no {role} node is connected"),
         })
     }
@@ -355,6 +382,7 @@ impl Backend for RequestRouter {
             nodes: self.0.nodes.status(load),
             links: links.status(),
             handoffs: links.total(),
+            plans: self.0.metrics.plans(),
             fallbacks: self.0.metrics.fallbacks(),
         }
     }
@@ -362,11 +390,4 @@ impl Backend for RequestRouter {
     fn generate(&self, request: GenerateRequest) -> GenerateFuture<'_> {
         Box::pin(self.start(request))
     }
-}
-
-/// What an operator wants to see of an attempt.
-fn notes(prefill: &Connection, decode: &Connection, epoch: u32) -> Vec<(&'static str, String)> {
-    let nodes = [("prefill-node", prefill), ("decode-node", decode)];
-    let nodes = nodes.map(|(name, node)| (name, node.peer().name.clone()));
-    nodes.into_iter().chain((epoch > 1).then(|| ("attempts", epoch.to_string()))).collect()
 }

@@ -3,6 +3,8 @@
 //! What counts, in this order: that the request did not have the node yet; that the node does not rest after
 //! failures (`health`); that it was sent a prompt with the same beginning before (`affinity`), as long as it
 //! has not too many more requests in flight than others; that it has the fewest.
+//!
+//! What the cost model asks of them is here too: how fast they compute prompts, and what they have of one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,7 +16,8 @@ use uuid::Uuid;
 
 use super::affinity::{self, Affinity};
 use super::health::Health;
-use crate::backend::GenerateError;
+use super::rates::PrefillRates;
+use crate::backend::{Computed, GenerateError};
 use crate::coordinator::peers::{PeerSet, Place, Update};
 use crate::protocol::NodeRole;
 use crate::status::{NodeState, NodeStatus};
@@ -25,6 +28,7 @@ pub(super) struct Nodes {
     prefill: Group,
     decode: Group,
     health: Mutex<Health>,
+    rates: Mutex<PrefillRates>,
     /// Keeps ties between equally loaded nodes going round.
     turn: AtomicUsize,
 }
@@ -34,11 +38,13 @@ pub(super) struct Nodes {
 struct Group {
     peers: PeerSet,
     affinity: Mutex<Affinity>,
+    /// Where prompts are, as the nodes say that keep them.
+    kept: Mutex<Affinity>,
 }
 
 impl Group {
     fn new(role: NodeRole) -> Self {
-        Self { peers: PeerSet::new(role), affinity: Mutex::default() }
+        Self { peers: PeerSet::new(role), affinity: Mutex::default(), kept: Mutex::default() }
     }
 }
 
@@ -58,6 +64,7 @@ impl Nodes {
             prefill: Group::new(NodeRole::Prefill),
             decode: Group::new(NodeRole::Decode),
             health: Mutex::default(),
+            rates: Mutex::default(),
             turn: AtomicUsize::new(0),
         }
     }
@@ -74,7 +81,7 @@ impl Nodes {
 
     /// How things stand with every node that this router was told of; `load` is how many requests one has.
     pub(super) fn status(&self, load: impl Fn(Uuid) -> usize) -> Vec<NodeStatus> {
-        let (health, now) = (self.health(), clock::now());
+        let (health, rates, now) = (self.health(), self.rates(), clock::now());
         let status = |role: NodeRole, place: Place| {
             let instance = place.peer.as_ref().map(|(instance, _)| *instance);
             let rests = instance.is_some_and(|instance| health.rests(instance, now));
@@ -88,6 +95,7 @@ impl Nodes {
                 address: place.address,
                 state,
                 in_flight: instance.map_or(0, &load),
+                prefill_tokens_per_second: instance.map_or(0.0, |instance| rates.latest(instance)),
             }
         };
         let peers = self.peers().into_iter();
@@ -97,26 +105,72 @@ impl Nodes {
             .collect()
     }
 
-    /// The role that no node is connected for.
-    pub(super) fn missing(&self) -> Option<NodeRole> {
-        let groups = [&self.prefill, &self.decode];
-        let lacks = |group: &&Group| group.peers.connected().is_empty();
-        groups.into_iter().find(lacks).map(|group| group.peers.role())
+    /// Whether a node of this role is connected.
+    pub(super) fn has(&self, role: NodeRole) -> bool {
+        !self.group(role).peers.connected().is_empty()
     }
 
-    /// A prefill and a decode node for a request; `load` is how many requests a node has.
+    /// A prefill node for a request; `load` is how many requests a node has.
     ///
     /// # Errors
     /// [`GenerateError::NoNode`].
-    pub(super) fn pick(
+    pub(super) fn pick_prefill(
         &self,
         wanted: Wanted<'_>,
         load: impl Fn(Uuid) -> usize,
-    ) -> Result<(Connection, Connection), GenerateError> {
-        Ok((
-            self.pick_of(&self.prefill, wanted, &load)?,
-            self.pick_of(&self.decode, wanted, &load)?,
-        ))
+    ) -> Result<Connection, GenerateError> {
+        self.pick_of(&self.prefill, wanted, load)
+    }
+
+    /// A decode node, in the same way.
+    ///
+    /// # Errors
+    /// [`GenerateError::NoNode`].
+    pub(super) fn pick_decode(
+        &self,
+        wanted: Wanted<'_>,
+        load: impl Fn(Uuid) -> usize,
+    ) -> Result<Connection, GenerateError> {
+        self.pick_of(&self.decode, wanted, load)
+    }
+
+    /// A request goes to these nodes; none of `prefill` where the decode node computes its prompt.
+    pub(super) fn sent(
+        &self,
+        beginnings: &[PrefixKey],
+        prefill: Option<&Connection>,
+        decode: &Connection,
+    ) {
+        for (group, node) in [(&self.prefill, prefill), (&self.decode, Some(decode))] {
+            if let Some(node) = node {
+                lock(&group.affinity).note(beginnings, node.peer().instance);
+            }
+        }
+    }
+
+    /// A node of this role says that it keeps the first `tokens` of a prompt with these beginnings.
+    pub(super) fn kept(&self, role: NodeRole, node: Uuid, beginnings: &[PrefixKey], tokens: usize) {
+        let steps = affinity::steps_of(tokens).min(beginnings.len());
+        lock(&self.group(role).kept).note(&beginnings[..steps], node);
+    }
+
+    /// Tokens of a prompt with these beginnings that a node of this role has, as it said.
+    pub(super) fn cached(&self, role: NodeRole, node: Uuid, beginnings: &[PrefixKey]) -> usize {
+        lock(&self.group(role).kept).known(beginnings, node)
+    }
+
+    /// A node computed so much.
+    pub(super) fn computed(&self, node: Uuid, computed: Computed) {
+        self.rates().note(node, computed, clock::now());
+    }
+
+    /// Prompt tokens a second of a node, where known.
+    pub(super) fn prefill_rate(&self, node: Uuid) -> Option<f64> {
+        self.rates().of_late(node, clock::now())
+    }
+
+    fn group(&self, role: NodeRole) -> &Group {
+        if role == NodeRole::Prefill { &self.prefill } else { &self.decode }
     }
 
     fn pick_of(
@@ -142,25 +196,22 @@ impl Nodes {
             )));
         };
         let (doubts, fewest) = cost(least);
-        let mut affinity = group.affinity.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = affinity.node(wanted.beginnings);
+        let known = lock(&group.affinity).node(wanted.beginnings);
         let known = nodes.iter().find(|node| {
             let worst = (doubts, fewest + affinity::slack(fewest));
             known == Some(node.peer().instance) && cost(node) <= worst
         });
-        let chosen = known.unwrap_or(least);
-        affinity.note(wanted.beginnings, chosen.peer().instance);
-        Ok(chosen.clone())
+        Ok(known.unwrap_or(least).clone())
     }
 
     /// A request ended well that these nodes served.
-    pub(super) fn succeeded(&self, nodes: [&Connection; 2]) {
+    pub(super) fn succeeded<'a>(&self, nodes: impl Iterator<Item = &'a Connection>) {
         let mut health = self.health();
-        nodes.into_iter().for_each(|node| health.succeeded(node.peer().instance));
+        nodes.for_each(|node| health.succeeded(node.peer().instance));
     }
 
     /// A request failed that these nodes served.
-    pub(super) fn failed(&self, nodes: [&Connection; 2]) {
+    pub(super) fn failed<'a>(&self, nodes: impl Iterator<Item = &'a Connection>) {
         let (mut health, now) = (self.health(), clock::now());
         for node in nodes.map(Connection::peer) {
             if let Some(rest) = health.failed(node.instance, now) {
@@ -172,9 +223,18 @@ impl Nodes {
     /// A node is gone.
     pub(super) fn forget(&self, instance: Uuid) {
         self.health().forget(instance);
+        self.rates().forget(instance);
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.health)
     }
+
+    fn rates(&self) -> MutexGuard<'_, PrefillRates> {
+        lock(&self.rates)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -34,13 +34,32 @@ pub(super) struct Route {
     pub(super) tried: Vec<Uuid>,
     pub(super) losses: Losses,
     pub(super) bridge: StreamBridge,
+    /// Computes the prompt; the decode node where that does so itself.
     pub(super) prefill: Connection,
     pub(super) decode: Connection,
 }
 
 impl Route {
-    pub(super) fn nodes(&self) -> [&Connection; 2] {
-        [&self.prefill, &self.decode]
+    /// Its nodes, each once.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &Connection> {
+        let prefill = (!self.is_local()).then_some(&self.prefill);
+        prefill.into_iter().chain([&self.decode])
+    }
+
+    /// Whether the decode node computes the prompt.
+    pub(super) fn is_local(&self) -> bool {
+        self.prefill.peer().instance == self.decode.peer().instance
+    }
+
+    /// Tokens of the prompt, while `instance` has it to compute.
+    pub(super) fn tokens_ahead(&self, instance: Uuid) -> usize {
+        let computes = self.prefill.peer().instance == instance && !self.bridge.has_first_token();
+        if computes { self.request.prompt.len() } else { 0 }
+    }
+
+    /// Whether `instance` generates the answer.
+    pub(super) fn generates(&self, instance: Uuid) -> bool {
+        self.decode.peer().instance == instance && self.bridge.has_first_token()
     }
 
     /// What to ask the prefill node.

@@ -8,7 +8,8 @@ use tokio::sync::mpsc;
 
 use super::stats::PrefillProgress;
 use crate::backend::{
-    FinishReason, GenerateError, GenerateRequest, Started, TokenEvent, TokenLogprobs, Usage,
+    Computed, FinishReason, GenerateError, GenerateRequest, Started, TokenEvent, TokenLogprobs,
+    Usage,
 };
 
 /// What a prefill delivers: `Progress` after every chunk but the last, then `Done` or `Failed`.
@@ -46,6 +47,8 @@ pub struct PrefillDone {
     pub finish: Option<FinishReason>,
     /// Prompt tokens that were in a cache already.
     pub cached_tokens: u32,
+    /// What computing the others took.
+    pub computed: Computed,
 }
 
 /// The events of a prefill. Dropping it cancels the prefill, also one that is done but not taken.
@@ -134,6 +137,8 @@ pub(super) struct Job {
     pub(super) chain: Option<PrefixChain>,
     /// Tokens that were in the pool's cache at its first admission.
     pub(super) cached_tokens: Option<u32>,
+    /// What the steps did in which its prompt was computed.
+    pub(super) computed: Computed,
     sink: Sink,
     /// The parameters without the tokens that end a text, for the first `min_tokens`.
     sampling_unended: Option<SamplingParams>,
@@ -156,6 +161,7 @@ impl Job {
             blocks_told: 0,
             chain: None,
             cached_tokens: None,
+            computed: Computed::default(),
             sink,
             sampling_unended,
         }
@@ -204,6 +210,11 @@ impl Job {
         }
     }
 
+    /// Whether its prompt was not computed yet, neither here nor elsewhere.
+    pub(super) fn computes_prompt(&self) -> bool {
+        self.output().is_empty()
+    }
+
     /// Why the job ends with its last token, if it does.
     pub(super) fn finish_reason(&self, eos: &[u32]) -> Option<FinishReason> {
         let output = self.output();
@@ -241,9 +252,10 @@ impl Job {
         let (Sink::Tokens(sender), Some(id)) = (&self.sink, self.output().last()) else { return };
         if self.output().len() == 1 {
             let cached_tokens = self.cached_tokens.unwrap_or_default();
-            let started = TokenEvent::Started(Started { cached_tokens, ..Started::default() });
+            let computed = self.computed;
+            let started = Started { cached_tokens, computed, ..Started::default() };
             // A closed channel is noticed as a cancellation at the next step.
-            let _ = sender.send(started);
+            let _ = sender.send(TokenEvent::Started(started));
         }
         let _ = sender.send(TokenEvent::Token { id: *id, logprob });
     }
@@ -291,7 +303,8 @@ impl Job {
         };
         sequence.finish();
         let cached_tokens = self.cached_tokens.unwrap_or_default();
-        let done = PrefillDone { first_token, logprob, sequence, finish, cached_tokens };
+        let computed = self.computed;
+        let done = PrefillDone { first_token, logprob, sequence, finish, cached_tokens, computed };
         if let Sink::Prefill(sender) = &self.sink {
             // When nobody listens, the sequence comes back in the error and is freed here.
             let _ = sender.send(PrefillEvent::Done(Box::new(done)));

@@ -55,6 +55,7 @@ impl Backend for LocalBackend {
             address: String::new(),
             state: NodeState::Up,
             in_flight,
+            prefill_tokens_per_second: 0.0,
         };
         BackendStatus { role: "single", in_flight, nodes: vec![node], ..BackendStatus::default() }
     }

@@ -3,7 +3,9 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
+use blockwire::clock;
 use blockwire::pool::KvSequence;
 use blockwire_runtime::model::{Batch, ForwardError, Logits};
 use blockwire_runtime::sampling::{History, SampledToken, SamplingError, sample, top_logprobs};
@@ -29,8 +31,12 @@ impl Worker {
             return;
         }
         count(&self.counters.steps);
+        let begun = clock::now();
         match self.forward(&rows) {
-            Outcome::Done(logits) => self.advance(&rows, &logits),
+            Outcome::Done(logits) => {
+                self.note_prompts(&rows, clock::now() - begun);
+                self.advance(&rows, &logits);
+            }
             Outcome::RefusedOne(at, reason) => {
                 let in_batch = rows.iter().enumerate().filter(|(_, rows)| **rows > 0);
                 if let Some(index) = in_batch.map(|(index, _)| index).nth(at) {
@@ -95,6 +101,18 @@ impl Worker {
                 tracing::error!(reason, "a forward pass failed");
                 Outcome::Failed(reason)
             }
+        }
+    }
+
+    /// Notes for each prompt of a step what the step did for all of them.
+    fn note_prompts(&mut self, rows: &[usize], time: Duration) {
+        let prompts = self.running.iter_mut().zip(rows);
+        let prompts = prompts.filter(|(job, rows)| **rows > 0 && job.computes_prompt());
+        let prompts: Vec<_> = prompts.collect();
+        let tokens = prompts.iter().map(|(_, rows)| **rows as u64).sum::<u64>();
+        for (job, _) in prompts {
+            job.computed.tokens += tokens;
+            job.computed.time += time;
         }
     }
 

@@ -15,7 +15,7 @@ use blockwire_serving::backend::ModelCard;
 use blockwire_serving::coordinator::{HandoffMetrics, ServingCoordinator};
 use blockwire_serving::metrics::Metrics;
 use blockwire_serving::protocol::NodeRole;
-use blockwire_serving::router::RequestRouter;
+use blockwire_serving::router::{HandoffPolicy, RequestRouter};
 use blockwire_serving::scheduler::{BatchScheduler, SchedulerOptions};
 use blockwire_sim::{Audited, Network};
 use bytes::Bytes;
@@ -120,7 +120,12 @@ impl Node {
         };
         match pool {
             Some(pool) => node.start_worker(role, endpoint, pool, nature, stopped),
-            None => node.start_router(instance, endpoint, stopped),
+            None => {
+                // Those that come back need no prefill node.
+                let is_first = life as usize <= all.hosts;
+                let policy = if is_first { HandoffPolicy::Always } else { HandoffPolicy::Auto };
+                node.start_router(instance, policy, endpoint, stopped);
+            }
         }
         node
     }
@@ -128,6 +133,7 @@ impl Node {
     fn start_router(
         &mut self,
         instance: Uuid,
+        policy: HandoffPolicy,
         endpoint: Arc<Endpoint>,
         stopped: oneshot::Receiver<()>,
     ) {
@@ -138,7 +144,7 @@ impl Node {
             vocab: VOCAB,
             created: 0,
         };
-        let router = RequestRouter::new(instance, model);
+        let router = RequestRouter::new(instance, model, policy);
         self.router = Some(router.clone());
         let hosts = self.surroundings.hosts;
         let [prefill, decode] =

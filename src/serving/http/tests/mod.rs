@@ -68,8 +68,11 @@ impl Scripted {
     }
 
     fn events(&self, request: &GenerateRequest) -> Vec<TokenEvent> {
-        let started =
-            Started { cached_tokens: 2, notes: vec![("route", "single".to_owned())], anew: false };
+        let started = Started {
+            cached_tokens: 2,
+            notes: vec![("route", "single".to_owned())],
+            ..Started::default()
+        };
         let mut events = vec![TokenEvent::Started(started)];
         if !self.void.is_empty() {
             let void = self.void.bytes().map(u32::from);

@@ -154,3 +154,26 @@ async fn decoding_goes_on_while_a_long_prompt_is_computed() {
     drop(short);
     rig.idle().await;
 }
+
+/// What a node says of its speed is about the tokens that it computed, not about those that it had.
+#[tokio::test]
+async fn a_first_token_tells_what_was_computed() {
+    let rig = Rig::new(40, options());
+    let mut told = Vec::new();
+    for _ in 0..2 {
+        let mut generation = rig.scheduler.generate(request(prompt(1, 40), 3)).unwrap();
+        match generation.next().await {
+            Some(TokenEvent::Started(started)) => {
+                told.push((started.cached_tokens, started.computed.tokens));
+            }
+            other => panic!("{other:?} instead of a start"),
+        }
+        collect(generation).await.1.unwrap();
+    }
+    assert_eq!(told, [(0, 40), (32, 8)]);
+    let prefill = rig.scheduler.prefill_for_handoff(request(prompt(1, 48), 3)).unwrap();
+    let done = prefill.done().await.unwrap();
+    assert_eq!((done.cached_tokens, done.computed.tokens), (32, 16));
+    drop(done);
+    rig.idle().await;
+}
