@@ -193,7 +193,10 @@ fn chaos(carrier: Carrier) {
     let _watchdog = Watchdog::start_for(duration);
     let seed = fastrand::u64(..);
     let mut rng = Rng::with_seed(seed);
-    let setup = Setup::new(Model::Llama, carrier);
+    let mut setup = Setup::new(Model::Llama, carrier);
+    // One run out of two, decode nodes compute prompts too.
+    let handoff = if rng.bool() { "--handoff=auto" } else { "--handoff=always" };
+    setup.flags.push(handoff);
     let bodies = requests(&mut rng);
     let expected = single_node(&setup.clone().without_prefix_cache(), &[], &bodies);
     let requests: Vec<_> = bodies.iter().cloned().zip(expected).collect();
@@ -228,7 +231,7 @@ fn chaos(carrier: Carrier) {
         }
     });
     let tally = tally.into_inner().unwrap();
-    println!("seed {seed}: {} killed, {} stopped, {tally:?}", ends[0], ends[1]);
+    println!("seed {seed}, {handoff}: {} killed, {} stopped, {tally:?}", ends[0], ends[1]);
     // The others take over: hardly anybody notices.
     assert!(tally.answers > 10 * tally.failures.values().sum::<usize>(), "{tally:?}");
 
