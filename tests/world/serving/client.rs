@@ -107,6 +107,12 @@ impl Client {
             let Some(event) = event else { break };
             match event {
                 TokenEvent::Started(started) => {
+                    let local = |(name, plan): &(&str, String)| {
+                        *name == "plan" && plan.starts_with("local")
+                    };
+                    if started.notes.iter().any(local) {
+                        self.oracle.count("served by a decode node alone");
+                    }
                     if started.notes.iter().any(|(name, _)| *name == "attempts") {
                         self.oracle.count(match tokens.is_empty() {
                             true => "tried again",

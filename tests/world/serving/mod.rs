@@ -32,6 +32,7 @@ const HAPPENS: &[&str] = &[
     "failed: no node",
     "failed: node",
     "gone on elsewhere",
+    "served by a decode node alone",
     "tried again",
 ];
 
