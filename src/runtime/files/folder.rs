@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::{
     LoadError, ModelConfig,
+    grouped::Grouping,
     hf_config::{GenerationConfig, HfConfig},
     map::read_companion,
 };
@@ -74,6 +75,12 @@ impl Folder {
     pub(super) fn config(&self) -> Result<ModelConfig, LoadError> {
         let HfConfigFile { path, config } = &self.config;
         config.convert(path, &self.generation, self.add_bos())
+    }
+
+    /// How MLX quantised the checkpoint; none where it did not.
+    pub(super) fn grouping(&self) -> Result<Option<Grouping>, LoadError> {
+        let HfConfigFile { path, config } = &self.config;
+        config.grouping(path)
     }
 
     /// The checkpoint's own name.

@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::{
     LoadError,
     config::{Activation, Family, Mixer, ModelConfig, RopeScaling, all_attention},
+    grouped::Grouping,
 };
 use gemma3::Gemma3;
 use lfm2::Lfm2;
@@ -40,6 +41,8 @@ pub(super) struct HfConfig {
     rope_scaling: Option<Rope>,
     rope_theta: Option<f64>,
     layer_types: Option<Vec<String>>,
+    /// Of checkpoints that MLX quantised.
+    quantization: Option<Value>,
     #[serde(rename = "_name_or_path")]
     name: Option<String>,
     #[serde(flatten)]
@@ -64,6 +67,15 @@ struct Rope {
     sliding_attention: Option<Box<Rope>>,
 }
 
+/// What MLX says of all layers. Where it treats some otherwise it names them here too.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Quantization {
+    group_size: usize,
+    bits: usize,
+    mode: Option<String>,
+}
+
 /// What `generation_config.json` adds.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct GenerationConfig {
@@ -74,6 +86,18 @@ impl HfConfig {
     /// The checkpoint's own name, when it has one that is no path.
     pub(super) fn name(&self) -> Option<&str> {
         self.name.as_deref().filter(|name| !name.is_empty() && !name.starts_with(['/', '.']))
+    }
+
+    /// How MLX quantised the checkpoint; none where it did not.
+    pub(super) fn grouping(&self, path: &Path) -> Result<Option<Grouping>, LoadError> {
+        let Some(found) = &self.quantization else { return Ok(None) };
+        let expected = "group_size, bits, and no other mode than affine";
+        let refused = || unsupported(path, "quantization", &found.to_string(), expected);
+        let said: Quantization = serde_json::from_value(found.clone()).map_err(|_| refused())?;
+        if said.mode.as_deref().is_some_and(|mode| mode != "affine") {
+            return Err(refused());
+        }
+        Grouping::new(said.group_size, said.bits).ok_or_else(refused).map(Some)
     }
 
     /// The common form. `path` is the file, for errors; `add_bos` comes from the tokenizer.

@@ -21,7 +21,8 @@
 //! model.layers.{i}.mlp.down_proj.weight                 [hidden, ffn]
 //! ```
 //!
-//! A projection may have a `.bias` beside its `.weight`. Invariant: a tensor handed out lies
+//! A projection may have a `.bias` beside its `.weight`. Where MLX quantised a matrix, it has `.scales` and
+//! `.biases` beside its `.weight` ([`ModelFiles::grouped_tensor`]). Invariant: a tensor handed out lies
 //! within its mapped file and has exactly `ty.tensor_bytes(&shape)` bytes.
 
 mod config;
@@ -31,6 +32,7 @@ mod fingerprint;
 mod folder;
 mod gguf;
 mod gguf_config;
+mod grouped;
 mod hf_config;
 mod map;
 mod names;
@@ -49,10 +51,12 @@ use std::{
 pub use config::{Activation, Family, Mixer, ModelConfig};
 pub use error::LoadError;
 pub use fingerprint::ModelFingerprint;
+pub use grouped::GroupedTensor;
 pub use weight::{Tensor, WeightType};
 
 use folder::Folder;
 use gguf::Gguf;
+use grouped::Grouping;
 use map::MappedFile;
 use weight::Entry;
 
@@ -72,6 +76,8 @@ pub struct ModelFiles {
     maps: Vec<MappedFile>,
     entries: BTreeMap<String, Entry>,
     config: ModelConfig,
+    /// How MLX quantised the matrices; none where it did not.
+    grouping: Option<Grouping>,
     source: Source,
     fingerprint: OnceLock<ModelFingerprint>,
 }
@@ -155,7 +161,12 @@ impl ModelFiles {
         let ty = entry.ty.clone().map_err(|found| LoadError::UnsupportedTensorType {
             path: self.maps[entry.file].path().to_owned(),
             name: name.clone(),
-            found,
+            found: match self.grouping {
+                Some(_) if found == grouped::GROUPED => {
+                    format!("{found}, as MLX quantises, which --runtime mlx reads")
+                }
+                _ => found,
+            },
         })?;
         Ok(Tensor { name, shape: entry.shape.clone(), ty, bytes: self.entry_bytes(entry) })
     }
@@ -186,6 +197,7 @@ impl ModelFiles {
             maps: vec![map],
             entries,
             config,
+            grouping: None,
             source: Source::Gguf(gguf),
             fingerprint: OnceLock::new(),
         })
@@ -224,6 +236,7 @@ impl ModelFiles {
             maps,
             entries,
             config,
+            grouping: folder.grouping()?,
             source: Source::Folder(Box::new(folder)),
             fingerprint: OnceLock::new(),
         })
@@ -235,7 +248,10 @@ impl ModelFiles {
         let optional = self.config.optional_tensors();
         tensors.extend(optional.into_iter().filter(|(name, _)| self.has(name)));
         for (name, expected) in tensors {
-            let found = self.tensor(&name)?.shape;
+            let found = match self.grouped_tensor(&name)? {
+                Some(grouped) => grouped.shape.to_vec(),
+                None => self.tensor(&name)?.shape,
+            };
             if found != expected {
                 let path = self.path.clone();
                 return Err(LoadError::WrongShape { path, name, expected, found });

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use super::{
     LoadError,
     cursor::Cursor,
+    grouped::GROUPED,
     map::{io_error, read_companion},
     weight::{Entry, WeightType},
 };
@@ -124,13 +125,16 @@ fn place(
     };
     let head: Head = serde_json::from_value(value)
         .map_err(|e| malformed("dtype, shape and data_offsets", e.to_string()))?;
-    let Some(ty) = WeightType::from_safetensors(&head.dtype) else {
-        return Ok(Entry { file, shape: head.shape, ty: Err(head.dtype), range: 0..0 });
-    };
     // A scalar has an empty shape and one number.
     let shape = if head.shape.is_empty() { vec![1] } else { head.shape };
+    let (ty, len) = match WeightType::from_safetensors(&head.dtype) {
+        Some(ty) => (Ok(ty), ty.tensor_bytes(&shape)),
+        // As many bytes as F32.
+        None if head.dtype == GROUPED => (Err(head.dtype), WeightType::F32.tensor_bytes(&shape)),
+        None => return Ok(Entry { file, shape, ty: Err(head.dtype), range: 0..0 }),
+    };
     let [begin, end] = head.data_offsets;
-    let len = ty.tensor_bytes(&shape).map(|n| n as u64);
+    let len = len.map(|n| n as u64);
     if len.is_none() || end.checked_sub(begin) != len {
         let found = format!("{begin}..{end} for {ty:?} {shape:?}");
         return Err(malformed("offsets that fit type and shape", found));
@@ -140,5 +144,5 @@ fn place(
         return Err(LoadError::Truncated { path: path.to_owned(), what: what(), needed, found });
     }
     let range = (start + begin) as usize..needed as usize;
-    Ok(Entry { file, shape, ty: Ok(ty), range })
+    Ok(Entry { file, shape, ty, range })
 }

@@ -152,7 +152,7 @@ pub(crate) struct Entry {
     pub(crate) shape: Vec<usize>,
     /// The number format, or the name of one that we do not read.
     pub(crate) ty: Result<WeightType, String>,
-    /// Byte range in the file; empty when the format is unknown.
+    /// Byte range in the file; empty when the format is unknown altogether.
     pub(crate) range: std::ops::Range<usize>,
 }
 

@@ -2,14 +2,17 @@
 
 use blockwire::pool::Dtype;
 use half::{bf16, f16};
-use mlx_rs::{Array, error::Result};
+use mlx_rs::{Array, error::Result, ops};
 
 use super::{MlxLoadError, platform, pool::mlx_dtype};
 use crate::{
     cpu,
-    files::{Family, Mixer, ModelConfig, ModelFiles, Tensor, WeightType},
+    files::{Family, GroupedTensor, Mixer, ModelConfig, ModelFiles, Tensor, WeightType},
     model::Progress,
 };
+
+/// Name of the embedding.
+const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// All weights of a model.
 #[derive(Debug)]
@@ -47,17 +50,33 @@ pub(super) struct Layer {
 
 /// `[outputs][inputs]`.
 #[derive(Debug)]
-pub(super) struct Matrix(Array);
+pub(super) enum Matrix {
+    Plain(Array),
+    Grouped { words: Array, scales: Array, biases: Array, group_len: i32, bits: i32 },
+}
 
 impl Matrix {
     /// Of rows of inputs the rows of outputs.
     pub(super) fn multiply(&self, rows: &Array) -> Result<Array> {
-        rows.matmul(self.0.t())
+        match self {
+            Self::Plain(matrix) => rows.matmul(matrix.t()),
+            Self::Grouped { words, scales, biases, group_len, bits } => {
+                ops::quantized_matmul(rows, words, scales, biases, true, *group_len, *bits)
+            }
+        }
     }
 
     /// Some of its rows.
     pub(super) fn rows(&self, indices: &Array) -> Result<Array> {
-        self.0.take_axis(indices, 0)
+        match self {
+            Self::Plain(matrix) => matrix.take_axis(indices, 0),
+            Self::Grouped { words, scales, biases, group_len, bits } => {
+                let words = words.take_axis(indices, 0)?;
+                let scales = scales.take_axis(indices, 0)?;
+                let biases = biases.take_axis(indices, 0)?;
+                ops::dequantize(&words, &scales, &biases, *group_len, *bits)
+            }
+        }
     }
 }
 
@@ -87,7 +106,11 @@ impl Weights {
         progress: &mut dyn FnMut(Progress),
     ) -> std::result::Result<Self, MlxLoadError> {
         let config = files.config();
-        let stored = match files.tensor("model.embed_tokens.weight")?.ty {
+        let stored = match files.grouped_tensor(EMBEDDING)? {
+            Some(grouped) => grouped.scales.ty,
+            None => files.tensor(EMBEDDING)?.ty,
+        };
+        let stored = match stored {
             WeightType::F32 => Dtype::F32,
             WeightType::Bf16 => Dtype::Bf16,
             _ => Dtype::F16,
@@ -101,7 +124,7 @@ impl Weights {
             layers.push(loader.layer(index)?);
         }
         progress(Progress { done: total - 1, total });
-        let embedding = loader.matrix("model.embed_tokens.weight")?;
+        let embedding = loader.matrix(EMBEDDING)?;
         let head = match config.tied_head {
             true => None,
             false => Some(loader.matrix("lm_head.weight")?),
@@ -173,7 +196,18 @@ impl Loader<'_> {
     }
 
     fn matrix(&self, name: &str) -> Loaded<Matrix> {
-        Ok(Matrix(self.evaluated(array(&self.files.tensor(name)?))?))
+        let Some(grouped) = self.files.grouped_tensor(name)? else {
+            return Ok(Matrix::Plain(self.evaluated(array(&self.files.tensor(name)?))?));
+        };
+        let GroupedTensor { shape: [rows, cols], bits, group_len, words, scales, biases } = grouped;
+        let words = numbers(words, u32::from_le_bytes);
+        Ok(Matrix::Grouped {
+            words: Array::from_slice(&words, &[rows as i32, (cols * bits / 32) as i32]),
+            scales: self.evaluated(array(&scales))?,
+            biases: self.evaluated(array(&biases))?,
+            group_len: group_len as i32,
+            bits: bits as i32,
+        })
     }
 
     /// The weights of a norm, as they are to be multiplied with.

@@ -1,6 +1,7 @@
 //! Tests of the whole backend, on checkpoints small enough to live in the repository.
 
 mod batches;
+mod grouped;
 mod oracle;
 mod place;
 
