@@ -42,6 +42,8 @@ fn the_numbers_are_those_of_the_nodes() {
     let names = |index: usize| &told["nodes"][index]["name"];
     assert_eq!((&link["from"], &link["to"]), (names(0), names(1)));
     assert!(link["bytes_per_second"].as_f64().unwrap() > 0.0, "{link}");
+    // Also of those whose answers were complete before their handoffs were told of.
+    assert_eq!(link["handoffs"], told["handoffs"]["count"]);
 
     // Requests in flight are told one by one, without what they ask.
     let mut long = completion(&Model::Llama.prompt(20, 2), 480);

@@ -10,6 +10,7 @@ use blockwire::endpoint::Connection;
 use blockwire::handoff::{ExtractError, HandoffSender, SendReport, extract_with_state};
 use blockwire::session::{DeclineCode, HandoffKey, OfferError};
 use blockwire_runtime::model::SequenceStateLayout;
+use bytes::Bytes;
 use prost::Message as _;
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -102,7 +103,7 @@ impl ServingCoordinator {
         let (report, _) = tokio::join!(sender.finish(handoff, closing), results.send(frame));
         let report = report.map_err(|error| offer_failure(&decode, &error))?;
         self.metrics.handed_over(&report);
-        let _ = results.send(report_frame(&decode, report)).await;
+        let _ = results.send(report_frame(&request, &decode, report)).await;
         Ok(())
     }
 }
@@ -149,12 +150,14 @@ fn first_token_frame(request: &GenerateRequest, done: &PrefillDone) -> ResultFra
     frame
 }
 
-fn report_frame(decode: &Connection, report: SendReport) -> ResultFrame {
+fn report_frame(request: &GenerateRequest, decode: &Connection, report: SendReport) -> ResultFrame {
     let handoff = HandoffReport {
         payload_bytes: report.payload_len,
         exposed_us: report.exposed.as_micros() as u64,
         link: decode.peer_address().to_owned(),
         ahead_bytes: report.ahead_len,
+        decode: Bytes::copy_from_slice(decode.peer().instance.as_bytes()),
+        prompt_tokens: request.prompt.len() as u32,
     };
     ResultFrame { handoff: Some(handoff), ..ResultFrame::of(Phase::FirstToken) }
 }

@@ -31,13 +31,12 @@ struct Link {
 }
 
 impl Links {
-    /// Notes a handoff of a prompt of `tokens` between two nodes, each with its instance and its name.
+    /// Notes a handoff between two nodes, each with its instance and its name.
     pub(super) fn note(
         &mut self,
         from: (Uuid, &str),
         to: (Uuid, &str),
         report: &HandoffReport,
-        tokens: usize,
         now: Instant,
     ) {
         let link = self.links.entry((from.0, to.0)).or_insert_with(|| Link {
@@ -53,14 +52,14 @@ impl Links {
         // What left while the prompt was computed took none of that time.
         let waited_for = report.payload_bytes.saturating_sub(report.ahead_bytes);
         link.bytes.note(waited_for, link.latest, now);
-        link.tokens.note(tokens as u64, link.latest, now);
+        link.tokens.note(u64::from(report.prompt_tokens), link.latest, now);
         link.least = link.least.min(link.latest);
         link.total.add(report.payload_bytes);
         self.total.add(report.payload_bytes);
     }
 
-    /// Notes a handoff of a request that is over already: between whom is not known any more.
-    pub(super) fn note_late(&mut self, report: &HandoffReport) {
+    /// Notes a handoff to a node that is gone already.
+    pub(super) fn note_gone(&mut self, report: &HandoffReport) {
         self.total.add(report.payload_bytes);
     }
 
@@ -108,23 +107,25 @@ mod tests {
         let report = |payload_bytes, exposed_us| HandoffReport {
             payload_bytes,
             exposed_us,
+            prompt_tokens: 10,
             ..HandoffReport::default()
         };
-        links.note(from, to, &report(1_000, 1_000), 10, now);
+        links.note(from, to, &report(1_000, 1_000), now);
         assert!((links.status()[0].bytes_per_second - 1e6).abs() < 1.0);
         for _ in 0..100 {
-            links.note(from, to, &report(1_000, 500), 10, now);
+            links.note(from, to, &report(1_000, 500), now);
         }
         let link = links.status().remove(0);
         assert!((link.bytes_per_second - 2e6).abs() < 1e3, "{link:?}");
         assert_eq!((link.handoffs, link.bytes, &*link.from), (101, 101_000, "prefill"));
-        let streamed = HandoffReport { ahead_bytes: 9_000, ..report(10_000, 500) };
+        let streamed =
+            HandoffReport { ahead_bytes: 9_000, prompt_tokens: 100, ..report(10_000, 500) };
         for _ in 0..100 {
-            links.note(from, to, &streamed, 100, now);
+            links.note(from, to, &streamed, now);
         }
         assert!((links.status()[0].bytes_per_second - 2e6).abs() < 1e3, "{:?}", links.status());
         // Where nothing had to move it took no time.
-        links.note((Uuid::from_u128(3), "p"), to, &report(0, 0), 10, now);
+        links.note((Uuid::from_u128(3), "p"), to, &report(0, 0), now);
         assert_eq!(links.status()[1].bytes_per_second.to_bits(), 0.0f64.to_bits());
         let unknown = Uuid::from_u128(4);
         assert_eq!(links.cost(unknown, to.0, now), None);

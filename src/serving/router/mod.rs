@@ -43,7 +43,7 @@ use crate::backend::{
 };
 use crate::coordinator::peers::{Change, Update, is_loss, updates};
 use crate::metrics::Metrics;
-use crate::protocol::{NodeRole, Phase, ResultFrame, kind};
+use crate::protocol::{HandoffReport, NodeRole, Phase, ResultFrame, kind};
 use crate::status::{BackendStatus, REQUESTS_MAX};
 
 /// Picks nodes and bridges their results. A [`Backend`], so that the HTTP front is the single node's.
@@ -123,28 +123,28 @@ impl RequestRouter {
 
     fn handle_result(&self, from: &Connection, message: PeerMessage) {
         let id = message.request;
+        let frame = ResultFrame::read(message.body);
+        // Whether the request is over already or not.
+        if let Ok(ResultFrame { handoff: Some(handoff), .. }) = &frame {
+            self.note_link(from, handoff);
+        }
         let mut routes = self.routes();
         let route = routes.get_mut(&id).filter(|route| route.epoch == message.epoch);
         let Some(route) = route else {
             // Of a request, or of an attempt at it, that was cancelled or failed, or that was over first.
             tracing::debug!(request = %id, peer = from.peer().name, "late result");
-            let frame = ResultFrame::read(message.body).ok();
-            if let Some(handoff) = frame.and_then(|frame| frame.handoff) {
-                self.links().note_late(&handoff);
-            }
             return;
         };
         if !route.uses(from.peer().instance) {
             tracing::warn!(request = %id, peer = from.peer().name, "result of another node");
             return;
         }
-        let frame = ResultFrame::read(message.body);
         if let Ok(frame) = &frame {
             self.note_speed(from.peer().instance, route, frame);
         }
         let over = match frame {
             Ok(frame) if frame.phase() == Phase::FirstToken => {
-                self.note_handoff(route, &frame);
+                note_handoff(route, &frame);
                 route.bridge.submit_first_token(frame)
             }
             Ok(frame) => route.bridge.submit_decode_token(frame),
@@ -178,24 +178,16 @@ impl RequestRouter {
         }
     }
 
-    /// Logs and counts what a handoff cost.
-    fn note_handoff(&self, route: &Route, frame: &ResultFrame) {
-        let Some(handoff) = &frame.handoff else { return };
-        let _in_request = route.span.enter();
-        tracing::info!(
-            request = %route.request.id,
-            prefill = route.prefill.peer().name,
-            decode = route.decode.peer().name,
-            bytes = handoff.payload_bytes,
-            ahead = handoff.ahead_bytes,
-            exposed_micros = handoff.exposed_us,
-            link = handoff.link,
-            "handed over"
-        );
-        let [from, to] =
-            [&route.prefill, &route.decode].map(|node| (node.peer().instance, &*node.peer().name));
-        let tokens = route.request.prompt.len();
-        self.links().note(from, to, handoff, tokens, clock::now());
+    /// Counts a handoff, as the prefill node reports it.
+    fn note_link(&self, from: &Connection, handoff: &HandoffReport) {
+        let decode = Uuid::from_slice(&handoff.decode).ok();
+        match decode.and_then(|instance| self.0.nodes.decode(instance)) {
+            Some(to) => {
+                let [from, to] = [from.peer(), to.peer()].map(|node| (node.instance, &*node.name));
+                self.links().note(from, to, handoff, clock::now());
+            }
+            None => self.links().note_gone(handoff),
+        }
     }
 
     /// Remembers how the nodes of a request did.
@@ -390,4 +382,20 @@ impl Backend for RequestRouter {
     fn generate(&self, request: GenerateRequest) -> GenerateFuture<'_> {
         Box::pin(self.start(request))
     }
+}
+
+/// Logs what a handoff cost.
+fn note_handoff(route: &Route, frame: &ResultFrame) {
+    let Some(handoff) = &frame.handoff else { return };
+    let _in_request = route.span.enter();
+    tracing::info!(
+        request = %route.request.id,
+        prefill = route.prefill.peer().name,
+        decode = route.decode.peer().name,
+        bytes = handoff.payload_bytes,
+        ahead = handoff.ahead_bytes,
+        exposed_micros = handoff.exposed_us,
+        link = handoff.link,
+        "handed over"
+    );
 }

@@ -105,6 +105,11 @@ impl Nodes {
             .collect()
     }
 
+    /// The connection to a decode node.
+    pub(super) fn decode(&self, instance: Uuid) -> Option<Connection> {
+        self.decode.peers.by_instance(instance)
+    }
+
     /// Whether a node of this role is connected.
     pub(super) fn has(&self, role: NodeRole) -> bool {
         !self.group(role).peers.connected().is_empty()
