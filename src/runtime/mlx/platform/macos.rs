@@ -30,8 +30,8 @@ pub(crate) unsafe fn adopt(
     let payload = into_payload(owner);
     let (memory, dtype) = (memory.as_ptr().cast(), dtype.into());
     // SAFETY: the shape has one dimension. The caller vouches for the memory, and the owner goes along;
-    // it may be released on any thread, as it is `Send` and `Sync`. MLX calls `release` also where it
-    // copies or fails.
+    // it may be released on any thread, as it is `Send` and `Sync`. Where MLX copies it releases at once;
+    // where it fails it may not, and then the memory stays mapped.
     let array = unsafe {
         mlx_array_new_data_managed_payload(memory, &elements, 1, dtype, payload, Some(release))
     };

@@ -2,7 +2,7 @@
 
 use blockwire::pool::Dtype;
 
-use super::{model, pool};
+use super::{FAMILIES, model, pool};
 use crate::{
     cpu::{CpuModel, CpuOptions},
     files::ModelFiles,
@@ -49,6 +49,29 @@ fn gemma3_agrees_with_transformers() {
 fn a_cache_of_16_bits_changes_little() {
     agrees("llama", Dtype::F16, 1e-2);
     agrees("gemma3", Dtype::Bf16, 1e-1);
+}
+
+/// As on a GPU, which takes the checkpoint's type.
+#[test]
+fn computing_with_16_bits_changes_logits_by_few_steps_of_theirs() {
+    for (dtype, part) in [(Dtype::Bf16, 1.0 / 16.0), (Dtype::F16, 1.0 / 128.0)] {
+        for family in FAMILIES {
+            let oracle = Oracle::read(family);
+            let files = ModelFiles::open(fixture(family)).unwrap();
+            let options =
+                MlxOptions { kv_dtype: dtype, compute_dtype: Some(dtype), ..MlxOptions::new() };
+            let mut model = MlxModel::load(&files, options).unwrap();
+            let pool = pool(&model, 16, 8);
+            let sequence = &mut sequences(&pool, &[100]).remove(0);
+            let logits = prefill(&mut model, sequence, &oracle.prompt, usize::MAX);
+            let pairs = logits.iter().flatten().zip(&oracle.logits);
+            let difference = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let largest = oracle.logits.iter().fold(0.0, |max: f32, logit| max.max(logit.abs()));
+            assert!(difference < largest * part, "{family}, {dtype}: {difference} of {largest}");
+            assert!(difference > 0.0, "{family} was not computed with {dtype}");
+            assert_eq!(likeliest(logits.last().unwrap()), oracle.continuation[0]);
+        }
+    }
 }
 
 #[test]
