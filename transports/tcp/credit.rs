@@ -8,7 +8,8 @@
 //! unread = sent - read by the peer's process - not acknowledged by the peer's system
 //! ```
 //! What is on its way does not count, and news of both kinds take equally long: however long and fast the
-//! way is, it is full.
+//! way is, it is full. On one host nothing is on its way. What is not acknowledged lies in the peer's system
+//! there, behind a socket that is just being read, so it counts.
 //!
 //! A peer that tells at least every [`STEP`] bytes always comes to tell enough, since `STEP` is less than
 //! `UNREAD_MAX`: the sender never waits for ever.
@@ -26,9 +27,16 @@ const STEP: u64 = 256 << 10;
 pub(crate) struct Unread {
     sent: u64,
     read: u64,
+    /// Bytes that are not acknowledged count.
+    same_host: bool,
 }
 
 impl Unread {
+    /// Nothing is sent. Whether the peer is on this host.
+    pub(crate) fn new(same_host: bool) -> Self {
+        Self { same_host, ..Self::default() }
+    }
+
     /// Payload bytes were sent.
     pub(crate) fn sent(&mut self, len: u64) {
         self.sent += len;
@@ -51,7 +59,8 @@ impl Unread {
     /// Whether the sender has to wait. `unacknowledged` are bytes that the peer's system does not have.
     pub(crate) fn is_much(&self, unacknowledged: impl FnOnce() -> u64) -> bool {
         let unread = self.sent.saturating_sub(self.read);
-        unread > UNREAD_MAX && unread.saturating_sub(unacknowledged()) > UNREAD_MAX
+        let on_its_way = || if self.same_host { 0 } else { unacknowledged() };
+        unread > UNREAD_MAX && unread.saturating_sub(on_its_way()) > UNREAD_MAX
     }
 }
 
@@ -90,6 +99,17 @@ mod tests {
         assert!(unread.is_much(|| (10 << 20) - UNREAD_MAX - 1));
         unread.credited((10 << 20) - UNREAD_MAX, 0).unwrap();
         assert!(!unread.is_much(|| 0));
+    }
+
+    #[test]
+    fn on_one_host_everything_counts() {
+        let mut unread = Unread::new(true);
+        unread.sent(UNREAD_MAX);
+        assert!(!unread.is_much(|| UNREAD_MAX));
+        unread.sent(1);
+        assert!(unread.is_much(|| UNREAD_MAX + 1));
+        unread.credited(1, 0).unwrap();
+        assert!(!unread.is_much(|| UNREAD_MAX));
     }
 
     #[test]

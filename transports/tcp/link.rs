@@ -15,6 +15,7 @@ use blockwire::wire::PAYLOAD_LEN_MAX;
 use uuid::Uuid;
 
 use crate::SCHEME;
+use crate::credit::Unread;
 use crate::greeting::Greeted;
 use crate::mover::{self, Channel, Copies, Mover, Stop};
 use crate::options::TcpOptions;
@@ -67,6 +68,7 @@ impl TcpLink {
         Ok(Self {
             sender: Sender::new(
                 payload_len_max,
+                Unread::new(same_host),
                 options.digest,
                 own_sealer,
                 copies.sent,

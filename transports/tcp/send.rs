@@ -112,6 +112,7 @@ impl Sender {
     /// Nothing to send.
     pub(crate) fn new(
         payload_len_max: u64,
+        unread: Unread,
         digests: bool,
         sealer: Option<Sealer>,
         copies: u8,
@@ -122,7 +123,7 @@ impl Sender {
             control_written: 0,
             streams: VecDeque::new(),
             frame: None,
-            unread: Unread::default(),
+            unread,
             waits_for_credit: false,
             credit_waits: false,
             sealer,

@@ -10,6 +10,7 @@ use blockwire::transport::{OpId, StreamTag};
 use blockwire::wire::{Header, Kind, encode_frame};
 use uuid::Uuid;
 
+use crate::credit::Unread;
 use crate::seal::Sealer;
 use crate::send::Sender;
 
@@ -41,7 +42,7 @@ fn send(sender: &mut Sender, wire: &mut Vec<u8>) -> usize {
 fn what_is_queued_while_a_plan_is_lent_is_no_part_of_it() {
     for sealer in [None, Some(Sealer::new(KEY))] {
         let check = sealer.as_ref().map(|_| Sealer::new(KEY));
-        let mut sender = Sender::new(1 << 20, true, sealer, 0, Arc::default());
+        let mut sender = Sender::new(1 << 20, Unread::default(), true, sealer, 0, Arc::default());
         let (mut events, mut wire) = (Vec::new(), Vec::new());
         let (list, bytes) = payload();
         sender.push_stream(OpId(0), StreamTag(1), list, &mut events);
