@@ -23,6 +23,8 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Show a handoff: router, prefill and decode as three processes over shared memory.
     Demo(DemoArgs),
+    /// Look at this machine, or measure a link: what helps or hinders a node, and what to do about it.
+    Doctor(DoctorArgs),
     /// Generate text with a local model, without any server.
     Generate(GenerateArgs),
 }
@@ -234,6 +236,16 @@ pub(crate) struct ServeArgs {
     pub(crate) engine: EngineArgs,
 }
 
+impl ServeArgs {
+    /// The addresses of this node and its peers, each behind its flag.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = (&str, &Address)> {
+        let bind = self.serving_bind.iter().map(|address| ("--serving-bind", address));
+        let prefill = self.prefill_peers.iter().map(|address| ("--prefill-peers", address));
+        let decode = self.decode_peers.iter().map(|address| ("--decode-peers", address));
+        bind.chain(prefill).chain(decode)
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// A model; by default SmolLM2-135M-Instruct, fetched once with pip.
@@ -250,6 +262,56 @@ pub(crate) struct DemoArgs {
     pub(crate) transport: String,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+Examples:
+  This machine, with what a decode node would use:
+    blockwire doctor --port 0.0.0.0:7000 --cluster-key-file cluster.key
+  The way to another one, from both ends:
+    blockwire doctor link --listen tcp://0.0.0.0:7100 --cluster-key-file cluster.key
+    blockwire doctor link tcp://HOST:7100 --cluster-key-file cluster.key
+Exit status: 1 if a check failed; warnings do not count."
+)]
+pub(crate) struct DoctorArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<DoctorCommand>,
+    /// A port that a node is to listen on; may be repeated.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) port: Vec<SocketAddr>,
+    /// File with the cluster key that nodes are to use.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) cluster_key_file: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DoctorCommand {
+    /// Measure a link by handing caches over it.
+    Link(LinkArgs),
+}
+
+/// One end of a link that is measured.
+#[derive(Debug, Args)]
+pub(crate) struct LinkArgs {
+    /// The other end, as nodes would name it: tcp://HOST:PORT, with ?stripes=4 or ?tls=key if they would, or
+    /// shm:NAME. With --listen, where this end listens.
+    #[arg(value_name = "ADDRESS")]
+    pub(crate) address: Address,
+    /// Be the end that listens.
+    #[arg(long)]
+    pub(crate) listen: bool,
+    /// File with the cluster key; both ends need the same.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) cluster_key_file: Option<PathBuf>,
+    /// Use tcp addresses off the loopback without a cluster key.
+    #[arg(long)]
+    pub(crate) insecure: bool,
 }
 
 #[derive(Debug, Args)]

@@ -12,7 +12,6 @@ use std::path::Path;
 use blockwire::transport::Address;
 use blockwire_tcp::ClusterKey;
 
-use crate::args::ServeArgs;
 use crate::model::Unusable;
 
 /// Holds the key where no file is named.
@@ -21,9 +20,9 @@ const VARIABLE: &str = "BLOCKWIRE_CLUSTER_KEY";
 const FILE_LEN_MAX: u64 = 4096;
 const HOW_TO_MAKE: &str = "make one with `(umask 077; openssl rand -hex 32 > cluster.key)`";
 
-/// The cluster key of this node, if it has one. A file that is named goes before the environment.
-pub(crate) fn cluster_key(args: &ServeArgs) -> Result<Option<ClusterKey>, Unusable> {
-    if let Some(path) = &args.cluster_key_file {
+/// The cluster key of this process, if it has one: that of `file`, or else the environment's.
+pub(crate) fn cluster_key(file: Option<&Path>) -> Result<Option<ClusterKey>, Unusable> {
+    if let Some(path) = file {
         return read(path).map(Some);
     }
     let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
@@ -59,18 +58,15 @@ fn read(path: &Path) -> Result<ClusterKey, Unusable> {
     ClusterKey::from_text(&text).map_err(|error| unusable(format!("{error}; {HOW_TO_MAKE}")))
 }
 
-/// Refuses tcp addresses that other hosts reach, or that are on other hosts, while there is no key.
-pub(crate) fn check_exposure(args: &ServeArgs, has_key: bool) -> Result<(), Unusable> {
-    if has_key || args.insecure {
-        return Ok(());
-    }
-    let bind = args.serving_bind.iter().map(|address| ("--serving-bind", address));
-    let prefill = args.prefill_peers.iter().map(|address| ("--prefill-peers", address));
-    let decode = args.decode_peers.iter().map(|address| ("--decode-peers", address));
-    for (flag, address) in bind.chain(prefill).chain(decode) {
+/// Refuses tcp addresses that other hosts reach, or that are on other hosts, each behind what named it: without a
+/// key they would be open to everybody.
+pub(crate) fn check_exposure<'a>(
+    addresses: impl IntoIterator<Item = (&'a str, &'a Address)>,
+) -> Result<(), Unusable> {
+    for (named, address) in addresses {
         if is_exposed(address) {
             return Err(Unusable(format!(
-                "{flag} {address} is not on the loopback, and without a cluster key whoever reaches a \
+                "{named} {address} is not on the loopback, and without a cluster key whoever reaches a \
                  port is a peer: give all nodes one --cluster-key-file ({HOW_TO_MAKE}), or add \
                  --insecure on a network that you trust"
             )));

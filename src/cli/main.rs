@@ -1,4 +1,4 @@
-//! The `blockwire` binary: `serve`, `demo`, `generate`.
+//! The `blockwire` binary: `serve`, `demo`, `doctor`, `generate`.
 //!
 //! Exit status: 0 done, 1 failed while running, 2 wrong arguments or a model that cannot be used.
 
@@ -7,6 +7,7 @@
 mod args;
 mod config;
 mod demo;
+mod doctor;
 mod fetch;
 mod generate;
 mod key;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Serve(args) => serve::run(args),
         Command::Demo(args) => demo::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Generate(args) => generate::run(&args),
     };
     match outcome {
@@ -60,6 +62,6 @@ fn main() -> ExitCode {
 fn default_level(command: &Command) -> &'static str {
     match command {
         Command::Serve(_) => "info",
-        Command::Demo(_) | Command::Generate(_) => "warn",
+        Command::Demo(_) | Command::Doctor(_) | Command::Generate(_) => "warn",
     }
 }

@@ -10,7 +10,7 @@ use blockwire::transport::{Address, Transport};
 use blockwire_runtime::files::ModelFiles;
 use blockwire_serving::protocol::NodeRole;
 use blockwire_shm::ShmTransport;
-use blockwire_tcp::{TcpOptions, TcpTransport};
+use blockwire_tcp::{ClusterKey, TcpOptions, TcpTransport};
 use bytes::Bytes;
 use uuid::Uuid;
 
@@ -42,14 +42,23 @@ pub(crate) fn endpoint(
         role: Bytes::from_static(role.as_str().as_bytes()),
         ..Identity::new(name(role, args.serving_bind.as_ref()))
     };
-    let mut tcp = TcpOptions::default();
-    tcp.instance = instance();
-    tcp.cluster_key = key::cluster_key(args)?;
-    tcp.loopback_only = tcp.cluster_key.is_none() && !args.insecure;
-    let transports: Vec<Arc<dyn Transport>> =
-        vec![Arc::new(ShmTransport::default()), Arc::new(TcpTransport::new(tcp))];
+    let key = key::cluster_key(args.cluster_key_file.as_deref())?;
+    let transports = transports(instance(), key, args.insecure);
     let options = EndpointOptions::new(identity, pool.cloned(), transports);
     Ok(Arc::new(Endpoint::start(options).context("starting the endpoint")?))
+}
+
+/// Every way to a peer. Without a key nobody beyond this host is one, unless that is `insecure`ly allowed.
+pub(crate) fn transports(
+    instance: Uuid,
+    key: Option<ClusterKey>,
+    insecure: bool,
+) -> Vec<Arc<dyn Transport>> {
+    let mut tcp = TcpOptions::default();
+    tcp.instance = instance;
+    tcp.loopback_only = key.is_none() && !insecure;
+    tcp.cluster_key = key;
+    vec![Arc::new(ShmTransport::default()), Arc::new(TcpTransport::new(tcp))]
 }
 
 /// Name and version of the arithmetic: nodes that differ here would differ in their last bits.

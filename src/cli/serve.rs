@@ -59,7 +59,10 @@ fn check(args: &ServeArgs) -> Result<(), Unusable> {
         Role::Decode if args.serving_bind.is_none() => lacks("decode", "--serving-bind"),
         Role::Router if args.prefill_peers.is_empty() => lacks("router", "--prefill-peers"),
         Role::Router if args.decode_peers.is_empty() => lacks("router", "--decode-peers"),
-        _ => key::check_exposure(args, key::cluster_key(args)?.is_some()),
+        _ => {
+            let has_key = key::cluster_key(args.cluster_key_file.as_deref())?.is_some();
+            if has_key || args.insecure { Ok(()) } else { key::check_exposure(args.addresses()) }
+        }
     }
 }
 

@@ -17,6 +17,7 @@ mod client;
 mod clients;
 mod cluster;
 mod computed;
+mod doctor;
 mod endurance;
 mod faults;
 mod going_on;

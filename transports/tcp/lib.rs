@@ -72,6 +72,7 @@ use tokio::net::lookup_host;
 use uuid::Uuid;
 
 pub use crate::key::{ClusterKey, ClusterKeyError};
+pub use crate::mover::probe_uring;
 pub use crate::options::{SendWay, SocketPath, TcpOptions};
 
 use crate::address::Target;

@@ -155,6 +155,17 @@ pub(crate) fn choose(channel: Channel, options: &TcpOptions) -> io::Result<Box<d
     Ok(Box::new(Readiness::new(stream, options.send_way)))
 }
 
+/// Whether links can move their bytes by io_uring here ([`SocketPath::Uring`]).
+///
+/// # Errors
+/// Why not: the system has none, does not allow it, or this was built without.
+pub fn probe_uring() -> io::Result<()> {
+    #[cfg(all(target_os = "linux", feature = "uring"))]
+    return uring::open().map(drop);
+    #[cfg(not(all(target_os = "linux", feature = "uring")))]
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 /// Says once that links go another way than was asked for.
 fn no_ring(error: &io::Error) {
     static SAID: Once = Once::new();
