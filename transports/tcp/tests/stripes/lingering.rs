@@ -5,7 +5,10 @@ use blockwire::transport::OpError;
 use blockwire_tcp::{SendWay, TcpOptions, TcpTransport};
 
 use crate::common::*;
-use crate::{STRIPES, TOKENS, dial, run_local};
+use crate::{STRIPES, dial, run_local};
+
+/// Tokens of a payload of half a mebibyte: as much as is sent to a peer that does not read.
+const TOKENS: usize = 128;
 
 /// A payload is all with the system, and its receiver reads nothing: whether cancelling it ends it.
 async fn ends_unread(way: SendWay) -> bool {
