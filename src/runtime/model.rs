@@ -39,6 +39,9 @@ pub trait Model: Send {
     /// Runs the rows: writes their keys and values to the cache, and gives the logits of the rows that
     /// want them.
     ///
+    /// It writes layer after layer, and [tells](KvSequence::layer_written) every sequence of one that is written
+    /// for all rows, and then the hook; it may leave layers out, and tell of them with a later one.
+    ///
     /// A sequence's rows must have ascending positions without gaps, and start at most at the
     /// sequence's length; where the model [owns state](SequenceStateLayout::ModelOwned), exactly there, or
     /// at 0. Other sequences' rows may lie between them. A row attends to all positions
@@ -138,7 +141,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Hears how far a forward pass is. `()` ignores it.
+/// Hears how far a forward pass is, in the thread that computes, which waits meanwhile. `()` ignores it.
 pub trait LayerHook {
     /// The keys and values of this layer of the pool are in the cache, for all rows of the batch.
     fn layer_written(&mut self, layer: usize);

@@ -156,10 +156,12 @@ fn fault_b45_callers_leave_at_each_stage() {
             offered.leave();
             signal(decode.pid(), Signal::CONT);
             cluster.settle();
-            // Offered to a decode node without room, and generating there.
+            // Offered to a decode node without room, and generating there. A long prompt takes 31 of its 40 blocks.
             let generating =
                 Caller::ask(cluster.http(), &completion(&Model::Llama.prompt(20, 3), 480));
-            wait_until("it generates", || has(decode, "num_requests_running"));
+            let taken =
+                || decode.metric("pool_blocks_reserved") + decode.metric("pool_blocks_sealed");
+            wait_until("it leaves no room", || taken() > 9);
             let refused_for_now = Caller::ask(cluster.http(), &long(20 + round));
             wait_until("it is computed", || has(prefill, "pool_blocks_sealed"));
             if round == 1 {

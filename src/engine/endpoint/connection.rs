@@ -11,7 +11,7 @@ use super::backlog::Backlog;
 use super::handles::{IncomingHandoff, OutgoingHandoff};
 use super::latch::Latch;
 use super::queue::Asker;
-use crate::pool::{SealedBlock, TransferStats};
+use crate::pool::{FillingBlock, SealedBlock, TransferStats};
 use crate::session::{
     Committed, HandoffKey, Identity, OfferError, OfferPayload, OfferStream, PeerMessage,
     SessionCounters, SessionEnd,
@@ -40,7 +40,7 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) enum Request {
     Offer(OfferId, Offered, oneshot::Sender<Result<Committed, OfferError>>),
-    Push(OfferId, Vec<SealedBlock>),
+    Push(OfferId, Vec<FillingBlock>),
     Finish(OfferId, Vec<SealedBlock>, Bytes),
     Withdraw(OfferId),
     Accept(HandoffKey, super::handles::Acceptance),

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::connection::{Connection, OfferId, Request};
-use crate::pool::{BlockPool, ReservedBlock, SealedBlock};
+use crate::pool::{BlockPool, FillingBlock, ReservedBlock, SealedBlock};
 use crate::session::{Committed, DeclineCode, HandoffKey, LandError, Landed, Manifest, OfferError};
 
 /// An offer of this side's. Dropping it withdraws the offer.
@@ -25,8 +25,10 @@ impl OutgoingHandoff {
     }
 
     /// Adds blocks to an offer [that is computed meanwhile](Connection::offer_stream): those that follow the
-    /// ones before. They leave as soon as the receiver has room; what is wrong with them ends the offer.
-    pub fn push(&self, blocks: Vec<SealedBlock>) {
+    /// ones before. What is final of these and earlier ones leaves as soon as the receiver has room; what is wrong
+    /// with them ends the offer.
+    pub fn push(&self, blocks: impl IntoIterator<Item = impl Into<FillingBlock>>) {
+        let blocks = blocks.into_iter().map(Into::into).collect();
         self.connection.request(Request::Push(self.id, blocks));
     }
 

@@ -1,7 +1,7 @@
 //! Sends a sequence to a peer, ahead of its end where that gains anything.
 //!
-//! Where the payload is pushed, its bytes can leave while the next chunk of the prompt is computed, so that only
-//! those of the last chunk are waited for. Where the peer reaches the blocks by itself, there is nothing to
+//! Where the payload is pushed, its bytes can leave while the prompt is computed: those of a step of the model with the
+//! next step, and those of the last ones layer by layer, so that little more than the last layer's are waited for. Where the peer reaches the blocks by itself, there is nothing to
 //! gain: they are adopted or copied from where they lie, once they are all there. Which of the two it is, the
 //! link's [`Capabilities`](crate::transport::Capabilities) say; whoever computes does the same for both.
 
@@ -12,8 +12,11 @@ use bytes::Bytes;
 use super::SequenceHandoff;
 use crate::clock;
 use crate::endpoint::{Connection, OutgoingHandoff};
-use crate::pool::{BlockPool, SealedBlock};
-use crate::session::{HandoffKey, OfferError, OfferPayload, OfferStream, piece_tokens_for};
+use crate::pool::{BlockPool, FillingBlock};
+use crate::session::{HandoffKey, OfferError, OfferPayload, OfferStream, PieceCut};
+
+/// Tokens that are computed at a time, where nobody says.
+const STEP_TOKENS: usize = 512;
 
 /// What a committed handoff took.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +36,7 @@ pub struct HandoffSender {
     key: HandoffKey,
     pool: BlockPool,
     tokens: usize,
-    piece_tokens: u32,
+    cut: PieceCut,
     meta: Bytes,
     /// Once something was sent ahead.
     offer: Option<OutgoingHandoff>,
@@ -51,34 +54,44 @@ impl HandoffSender {
         tokens: usize,
         meta: Bytes,
     ) -> Self {
-        let piece_tokens = piece_tokens_for(tokens, pool.spec().block_tokens);
+        let cut = PieceCut::suiting(pool.spec(), tokens, STEP_TOKENS);
         let pool = pool.clone();
-        Self { connection, key, pool, tokens, piece_tokens, meta, offer: None, pushed: 0 }
+        Self { connection, key, pool, tokens, cut, meta, offer: None, pushed: 0 }
     }
 
-    /// The same in pieces of so many tokens, a multiple of the pool's block length.
+    /// The same of a sequence of which at most so many tokens are computed at a time.
     #[must_use]
-    pub fn in_pieces_of(self, piece_tokens: u32) -> Self {
-        Self { piece_tokens, ..self }
+    pub fn in_steps_of(self, step_tokens: usize) -> Self {
+        let cut = PieceCut::suiting(self.pool.spec(), self.tokens, step_tokens);
+        Self { cut, ..self }
     }
 
-    /// Sends blocks ahead: those from the sequence's block number `first` on, sealed. The first call makes
-    /// the offer. Where nothing is gained by it, nothing happens; what comes a second time, as after a
-    /// preemption, is the same bytes, and stays here.
-    pub fn push(&mut self, first: usize, blocks: &[SealedBlock]) {
+    /// The same in such pieces.
+    #[must_use]
+    pub fn in_pieces(self, cut: PieceCut) -> Self {
+        Self { cut, ..self }
+    }
+
+    /// Sends ahead what is final of blocks: of those from the sequence's block number `first` on, and of those that
+    /// were pushed before. The first call with blocks makes the offer. Where nothing is gained by it, nothing
+    /// happens; what comes a second time, as after a preemption, is the same bytes, and stays here.
+    pub fn push<B: Clone + Into<FillingBlock>>(&mut self, first: usize, blocks: &[B]) {
         let can = self.connection.capabilities();
         if can.get.is_some() || can.stream.is_none() {
             return;
         }
         let new = self.pushed.checked_sub(first).and_then(|known| blocks.get(known..));
-        let Some(new) = new.filter(|new| !new.is_empty()) else { return };
+        let new = new.unwrap_or_default();
+        if new.is_empty() && self.offer.is_none() {
+            return;
+        }
         let offer = self.offer.get_or_insert_with(|| {
             let (pool, meta) = (self.pool.clone(), self.meta.clone());
-            let (tokens, piece_tokens) = (self.tokens, self.piece_tokens);
-            let stream = OfferStream { pool, tokens, piece_tokens, meta };
+            let (tokens, cut) = (self.tokens, self.cut);
+            let stream = OfferStream { pool, tokens, cut, meta };
             self.connection.offer_stream(self.key, stream)
         });
-        offer.push(new.to_vec());
+        offer.push(new.iter().cloned());
         self.pushed += new.len();
     }
 

@@ -1,7 +1,8 @@
 //! The pool and the typestate of its blocks.
 //!
 //! Invariants, named by the SAFETY comments of this crate:
-//! - P1: a block id has at most one [`ReservedBlock`], and then no [`SealedBlock`].
+//! - P1: a block id has at most one [`ReservedBlock`], and then no [`SealedBlock`] but those that a
+//!   [`FillingBlock`](super::FillingBlock) holds it with.
 //! - P2: a [`SealedBlock`]'s bytes are written by nobody until the last one of its id is dropped, and while
 //!   the [prefix index](super::prefix) knows the block, not even then.
 //! - P3: every block is in exactly one of the states that [`Accounting`] counts.
@@ -192,7 +193,7 @@ impl BlockPool {
         ids.map(|id| ReservedBlock(Hold { pool: self.clone(), id })).collect()
     }
 
-    /// One more owner of a block that is sealed or cached, in a locked state.
+    /// One more owner of a block, in a locked state.
     pub(super) fn share(&self, state: &mut State, id: u32) -> SealedBlock {
         state.hold(id);
         SealedBlock::new(Hold { pool: self.clone(), id })
@@ -282,8 +283,8 @@ impl ReservedBlock {
     /// When the block does not have so many tokens.
     pub fn fill_token(&mut self, token: u32, byte: u8) {
         for extent in self.0.token_extents(token) {
-            // SAFETY: the extent lies in this block, which nobody else reads or writes (P1), and
-            // `self` is borrowed exclusively.
+            // SAFETY: the extent lies in this block, which nobody else reads or writes (P1; of what its sequence
+            // has shared, it gives nobody the block, F1), and `self` is borrowed exclusively.
             unsafe { self.pool().region().bytes_mut(extent) }.fill(byte);
         }
     }
@@ -297,6 +298,11 @@ impl ReservedBlock {
     pub fn seal(self) -> SealedBlock {
         self.set_state(BlockState::Sealed);
         SealedBlock::new(self.0)
+    }
+
+    /// Keeps the block from being freed, also when `self` is.
+    pub(super) fn held(&self) -> SealedBlock {
+        self.pool().share(&mut self.pool().state(), self.id())
     }
 
     pub(super) fn set_state(&self, to: BlockState) {

@@ -1,10 +1,11 @@
 //! What an operation holds on to while it moves bytes: a list of extents and the blocks they lie in.
 //!
 //! Invariants, named by the SAFETY comments below:
-//! - L1: every extent of a list lies inside blocks that the list holds, and inside tokens that its
-//!   range names.
-//! - L2: the extents of a [`ScatterList`] are pairwise disjoint (a payload names every token once), and
-//!   so are those of lists that share their blocks: they come from one list that was split.
+//! - L1: every extent of a list lies inside blocks that the list holds, and inside tokens and layers that its
+//!   span names. Of blocks that are still filled, these are layers that are final.
+//! - L2: the extents of a [`ScatterList`] are pairwise disjoint (a span names every cell once), and
+//!   so are those of lists that share their blocks: they come from one list that was split, or from
+//!   disjoint spans.
 //!
 //! A list is a loan: its blocks cannot be freed or reused before it is dropped, whoever else gave
 //! up on them. That is what makes an abandoned operation safe.
@@ -14,7 +15,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::block::{BlockPool, ReservedBlock, SealedBlock};
-use super::payload::PayloadOrder;
+use super::filling::FillingBlock;
+use super::payload::{PayloadOrder, Span};
 use super::state::BlockState;
 
 /// A run of bytes in a region.
@@ -113,6 +115,18 @@ fn cut(extents: &[Extent], range: &Range<u64>) -> Vec<Extent> {
     cursor.window(extents, (range.end - range.start) as usize).collect()
 }
 
+/// Spans in rows: each has the tokens of the one before it and layers behind it, or tokens behind it.
+fn check_apart(spans: &[Span], tokens: &TokenRange) {
+    for span in spans {
+        let inside = tokens.start <= span.tokens.start && span.tokens.end <= tokens.end;
+        assert!(inside, "{span:?} of tokens {tokens:?}");
+    }
+    for (before, after) in spans.iter().zip(spans.iter().skip(1)) {
+        let beside = before.tokens == after.tokens && before.layers.end <= after.layers.start;
+        assert!(beside || before.tokens.end <= after.tokens.start, "{before:?} and {after:?}");
+    }
+}
+
 /// Sealed blocks to read a payload from.
 #[derive(Clone)]
 pub struct GatherList {
@@ -146,22 +160,37 @@ impl GatherList {
             return Err(ListError::BlockCount { blocks: blocks.len(), tokens: end, own });
         }
         let holds = blocks[start / own..end.div_ceil(own)].to_vec();
-        Ok(Self::over(pool, holds, order, tokens))
+        Ok(Self::over(pool, holds, order, &Span::whole(pool.spec(), tokens)))
     }
 
-    /// Like [`new`](Self::new), of blocks that fit: those of `tokens` and no others.
-    pub(crate) fn over(
+    /// The bytes of a span of blocks that may still be filled: those of its tokens, all of one pool. None while
+    /// some of its layers are not final, or where there are no blocks.
+    ///
+    /// # Panics
+    /// When blocks and span do not fit together.
+    pub fn filling(blocks: &[FillingBlock], order: PayloadOrder, span: &Span) -> Option<Self> {
+        let pool = blocks.first()?.pool();
+        assert!(blocks.iter().all(|block| block.pool().same_pool(pool)), "blocks of one pool");
+        if blocks.iter().any(|block| block.layers() < span.layers.end) {
+            return None;
+        }
+        let holds = blocks.iter().map(FillingBlock::hold).collect();
+        Some(Self::over(pool, holds, order, span))
+    }
+
+    /// Like [`new`](Self::new), of blocks that fit: those of the span's tokens and no others.
+    pub(super) fn over(
         pool: &BlockPool,
         holds: Vec<SealedBlock>,
         order: PayloadOrder,
-        tokens: TokenRange,
+        span: &Span,
     ) -> Self {
         let own = pool.spec().block_tokens as usize;
         let table: Vec<u32> = holds.iter().map(SealedBlock::id).collect();
-        let len = order.payload_len(pool.spec(), tokens.len());
-        let first_token = tokens.start / own * own;
+        let len = span.payload_len(pool.spec());
+        let first_token = span.tokens.start / own * own;
         let mut extents = Vec::new();
-        order.extents(pool.shape(), &table, first_token, tokens, &mut extents);
+        order.extents(pool.shape(), &table, first_token, span, &mut extents);
         Self { pool: pool.clone(), extents, len, holds: Arc::new(holds) }
     }
 
@@ -203,8 +232,8 @@ impl GatherList {
     /// The bytes from `cursor` on, at most `bytes_max` of them.
     pub fn slices(&self, cursor: &Cursor, bytes_max: usize) -> impl Iterator<Item = &[u8]> {
         cursor.window(&self.extents, bytes_max).map(|extent| {
-            // SAFETY: the extent lies in sealed blocks that `self` holds (L1); nobody writes to a
-            // sealed block (P2).
+            // SAFETY: the extent lies in blocks that `self` holds (L1); nobody writes to a sealed block (P2), nor
+            // to the final layers of one that is filled (F1).
             unsafe { self.pool.region().bytes(extent) }
         })
     }
@@ -221,7 +250,7 @@ pub struct ScatterList {
     pool: BlockPool,
     extents: Vec<Extent>,
     len: u64,
-    /// Shared between the parts of a list that was split.
+    /// Shared between the parts of a room.
     holds: Arc<Vec<ReservedBlock>>,
 }
 
@@ -237,6 +266,27 @@ impl ScatterList {
         order: PayloadOrder,
         tokens: TokenRange,
     ) -> Result<Self, (ListError, Vec<ReservedBlock>)> {
+        let span = Span::whole(pool.spec(), tokens.clone());
+        let mut rooms = Self::in_spans(pool, blocks, order, tokens, &[span])?;
+        Ok(rooms.remove(0))
+    }
+
+    /// Room for the bytes of `tokens`, as one list for each of the spans that it consists of. All can be
+    /// filled at once, by whoever has them; the blocks stay until the last is gone.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Panics
+    /// When a span has other tokens, or they do not lie one after the other: those of the same tokens by their
+    /// layers, and those of other tokens behind them.
+    pub fn in_spans(
+        pool: &BlockPool,
+        blocks: Vec<ReservedBlock>,
+        order: PayloadOrder,
+        tokens: TokenRange,
+        spans: &[Span],
+    ) -> Result<Vec<Self>, (ListError, Vec<ReservedBlock>)> {
         let own = pool.spec().block_tokens as usize;
         let (start, end, wire) = (tokens.start, tokens.end, order.block_tokens as usize);
         if start >= end || wire == 0 || start % wire != 0 || start % own != 0 {
@@ -250,11 +300,16 @@ impl ScatterList {
             return Err((ListError::ForeignBlock { id: foreign.id() }, blocks));
         }
         let table: Vec<u32> = blocks.iter().map(ReservedBlock::id).collect();
-        let mut extents = Vec::new();
-        order.extents(pool.shape(), &table, start, tokens, &mut extents);
+        check_apart(spans, &tokens);
         blocks.iter().for_each(|block| block.set_state(BlockState::Loaned));
-        let len = order.payload_len(pool.spec(), end - start);
-        Ok(Self { pool: pool.clone(), extents, len, holds: Arc::new(blocks) })
+        let holds = Arc::new(blocks);
+        let room = |span: &Span| {
+            let mut extents = Vec::new();
+            order.extents(pool.shape(), &table, start, span, &mut extents);
+            let (pool, len) = (pool.clone(), span.payload_len(pool.spec()));
+            Self { pool, extents, len, holds: Arc::clone(&holds) }
+        };
+        Ok(spans.iter().map(room).collect())
     }
 
     /// Bytes of payload.

@@ -5,7 +5,8 @@
 //! [`sequence`](KvSequence) (the blocks of one sequence, and what its model [keeps elsewhere](ModelState)), [`run`](SealedRun) (the same, finished), [`list`](GatherList) (what an operation
 //! holds on to while it moves bytes), [`copy`](TransferStats) (the one place that copies payload),
 //! [`lease`](Grant) and [`peer`](PeerPool) (blocks that another process reads in place: who lends them, who
-//! borrows them), [`prefix`](PrefixKey) (blocks that are found again by what they hold).
+//! borrows them), [`filling`](FillingBlock) (blocks that are read while a model fills them), [`prefix`](PrefixKey)
+//! (blocks that are found again by what they hold).
 //!
 //! ```text
 //! reserve ──> ReservedBlock ──seal──> SealedBlock ──last drop──> free, or cached until it is needed
@@ -21,6 +22,7 @@
 mod block;
 mod copy;
 mod digest;
+mod filling;
 mod layout;
 mod lease;
 mod limit;
@@ -41,13 +43,14 @@ mod stripes;
 pub use block::{BlockPool, PoolError, PoolOptions, ReservedBlock, SealedBlock};
 pub use copy::{Stores, TransferStats, copy_payload, copy_payload_from_peer};
 pub use digest::Digest;
+pub use filling::FillingBlock;
 pub use layout::{KvPlane, Layout, PoolShape};
 pub use lease::{Grant, LEASES_MAX, LeaseId, Pressure};
 pub(crate) use limit::Available;
 pub use limit::MemoryLimit;
 pub use list::{Cursor, Extent, GatherList, ListError, Loan, ScatterList, TokenRange};
 pub use model_state::ModelState;
-pub use payload::PayloadOrder;
+pub use payload::{PayloadOrder, Span};
 pub use peer::{AdoptedBlocks, Lease, LeaseLost, PeerMemory, PeerPool};
 pub use prefix::{PrefixChain, PrefixKey, PrefixRoot, ReserveRoom, Room};
 pub use pull::Pull;

@@ -2,14 +2,37 @@
 //!
 //! A payload is the concatenation of *wire blocks* of [`PayloadOrder::block_tokens`] tokens; each is
 //! `[layer][K|V][token][head][dim]`. A short last block simply has fewer tokens: bytes of tokens that
-//! were never written are never sent. Where a pool is block-major with blocks of that length, a whole
+//! were never written are never sent. Of a payload of some layers, each has those alone. Where a pool is block-major with blocks of that length, a whole
 //! wire block is one extent of it; in every other pool each (wire block, layer, part) is a few.
 
 use std::ops::Range;
 
 use super::layout::PoolShape;
 use super::list::Extent;
-use super::spec::KvSpec;
+use super::spec::{KvSpec, LayerSpec};
+
+/// Which bytes of a sequence: those of some layers of some tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The tokens.
+    pub tokens: Range<usize>,
+    /// The layers.
+    pub layers: Range<usize>,
+}
+
+impl Span {
+    /// All layers of some tokens.
+    pub fn whole(spec: &KvSpec, tokens: Range<usize>) -> Self {
+        Self { tokens, layers: 0..spec.layers.len() }
+    }
+
+    /// Bytes that it takes on the wire.
+    pub fn payload_len(&self, spec: &KvSpec) -> u64 {
+        let layers = &spec.layers[self.layers.clone()];
+        let token_len: usize = layers.iter().map(LayerSpec::token_bytes).sum();
+        token_len as u64 * self.tokens.len() as u64
+    }
+}
 
 /// Order of the bytes of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,26 +42,23 @@ pub struct PayloadOrder {
 }
 
 impl PayloadOrder {
-    /// Bytes that `tokens` tokens take on the wire.
-    pub fn payload_len(self, spec: &KvSpec, tokens: usize) -> u64 {
-        spec.token_bytes() as u64 * tokens as u64
-    }
-
-    /// Appends where the bytes of `tokens` lie in a pool, in wire order; neighbours are joined.
+    /// Appends where the bytes of a span lie in a pool, in wire order; neighbours are joined.
     ///
     /// `table[i]` is the block that holds tokens from `first_token + i * block_tokens` on, in the pool's own
-    /// block length; `tokens` starts on a wire block.
+    /// block length; the span starts on a wire block.
     pub(crate) fn extents(
         self,
         pool: &PoolShape,
         table: &[u32],
         first_token: usize,
-        tokens: Range<usize>,
+        span: &Span,
         out: &mut Vec<Extent>,
     ) {
+        let Span { tokens, layers } = span;
         let wire = self.block_tokens as usize;
         let own = pool.spec().block_tokens as usize;
-        let whole = pool.whole_block_stride().filter(|_| wire == own);
+        let all = layers.len() == pool.spec().layers.len();
+        let whole = pool.whole_block_stride().filter(|_| wire == own && all);
         let mut start = tokens.start;
         while start < tokens.end {
             let end = (start + wire).min(tokens.end);
@@ -47,23 +67,27 @@ impl PayloadOrder {
                     let block = table[(start - first_token) / own] as usize;
                     push(out, Extent { offset: block * stride, len: pool.spec().block_bytes() });
                 }
-                _ => wire_block(pool, table, first_token, start..end, out),
+                _ => {
+                    let part = Span { tokens: start..end, layers: layers.clone() };
+                    wire_block(pool, table, first_token, &part, out);
+                }
             }
             start = end;
         }
     }
 }
 
-/// One wire block, part by part.
+/// A span of one wire block, part by part.
 fn wire_block(
     pool: &PoolShape,
     table: &[u32],
     first_token: usize,
-    tokens: Range<usize>,
+    span: &Span,
     out: &mut Vec<Extent>,
 ) {
+    let tokens = &span.tokens;
     let own = pool.spec().block_tokens as usize;
-    for layer in 0..pool.spec().layers.len() {
+    for layer in span.layers.clone() {
         for plane in pool.layer(layer) {
             let mut token = tokens.start;
             while token < tokens.end {

@@ -18,7 +18,7 @@ use super::copy::{Stores, TransferStats, copy_payload_from_peer};
 use super::layout::PoolShape;
 use super::lease::{LEASES_MAX, LeaseId};
 use super::list::ScatterList;
-use super::payload::PayloadOrder;
+use super::payload::{PayloadOrder, Span};
 use super::pull::Pull;
 use super::region::Region;
 
@@ -178,7 +178,8 @@ impl AdoptedBlocks {
         let order = PayloadOrder { block_tokens: shape.spec().block_tokens };
         let tokens = blocks.len() * shape.spec().block_tokens as usize;
         let mut extents = Vec::new();
-        order.extents(shape, &self.ids[blocks], 0, 0..tokens, &mut extents);
+        let span = Span::whole(shape.spec(), 0..tokens);
+        order.extents(shape, &self.ids[blocks], 0, &span, &mut extents);
         let memory = self.lease.peer.memory.clone();
         let mut pull = Pull::new(memory, extents, room).expect("whole blocks on both sides");
         pull.copy(usize::MAX, stats);

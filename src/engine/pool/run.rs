@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::block::{BlockPool, SealedBlock};
 use super::list::{GatherList, ListError};
-use super::payload::PayloadOrder;
+use super::payload::{PayloadOrder, Span};
 
 /// The blocks of a finished sequence, in token order, all of one pool. Not empty.
 #[derive(Clone, Debug)]
@@ -80,7 +80,8 @@ impl SealedRun {
         }
         let whole = self.whole.iter().skip(start / own);
         let holds = whole.chain(&self.tail).cloned().collect();
-        Ok(GatherList::over(&self.pool, holds, self.order(), start..end))
+        let span = Span::whole(self.pool.spec(), start..end);
+        Ok(GatherList::over(&self.pool, holds, self.order(), &span))
     }
 
     /// The first `count` full blocks, without the others.

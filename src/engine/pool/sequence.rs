@@ -2,6 +2,7 @@
 
 use super::block::{BlockPool, ReservedBlock, SealedBlock};
 use super::copy::TransferStats;
+use super::filling::{FillingBlock, Written};
 use super::list::ScatterList;
 use super::model_state::ModelState;
 use super::payload::PayloadOrder;
@@ -62,6 +63,15 @@ pub struct KvSequence {
     /// First blocks that the prefix index knows, or did.
     indexed: usize,
     model_state: Option<Box<dyn ModelState>>,
+    filling: Option<Filling>,
+}
+
+/// Blocks that others read while a model fills them.
+#[derive(Debug)]
+struct Filling {
+    /// One past the last of them, in the table. They begin with the first that is not sealed.
+    end: usize,
+    written: Written,
 }
 
 impl KvSequence {
@@ -76,6 +86,7 @@ impl KvSequence {
             len: 0,
             indexed: 0,
             model_state: None,
+            filling: None,
         }
     }
 
@@ -167,9 +178,36 @@ impl KvSequence {
         self.table.len() * self.block_tokens()
     }
 
-    /// First token position that lies in an exclusively owned block.
+    /// First token position that lies in a block that nobody else reads.
     pub fn writable_from(&self) -> usize {
-        (self.adopted_blocks() + self.sealed.len()) * self.block_tokens()
+        let filling = self.filling.as_ref().filter(|filling| filling.written.layers() > 0);
+        let read = filling.map_or(0, |filling| filling.end);
+        self.unreserved().max(read) * self.block_tokens()
+    }
+
+    /// Shares the blocks of the first `tokens` tokens that are not sealed, before a model writes them: layer by
+    /// layer, as it [says](Self::layer_written), they can be read. None while those of an earlier call are not
+    /// sealed, unless nothing of them was written.
+    pub fn share_layers(&mut self, tokens: usize) -> Vec<FillingBlock> {
+        let first = self.unreserved();
+        let end = self.pool.spec().blocks_for(tokens).min(self.table.len());
+        if self.writable_from() > first * self.block_tokens() || end <= first {
+            return Vec::new();
+        }
+        let written = Written::default();
+        let share = |block| FillingBlock::new(block, &written);
+        let blocks = self.reserved[..end - first].iter().map(share).collect();
+        self.filling = Some(Filling { end, written });
+        blocks
+    }
+
+    /// Says that this layer and those before it are written for all tokens of a forward pass, which writes no more
+    /// to them. Whoever [shares](Self::share_layers) the blocks may read them from now on, so that no later
+    /// pass can write to these blocks.
+    pub fn layer_written(&self, layer: usize) {
+        if let Some(filling) = &self.filling {
+            filling.written.set(layer + 1);
+        }
     }
 
     /// The first blocks, where they lie in a peer's pool.
@@ -238,9 +276,10 @@ impl KvSequence {
     /// # Panics
     /// When the position does not lie in an exclusively owned block.
     pub fn fill_token(&mut self, position: usize, byte: u8) {
-        let (block_tokens, from) = (self.block_tokens(), self.writable_from());
-        let within = position.checked_sub(from).expect("a position that can be written");
-        self.reserved[within / block_tokens].fill_token((within % block_tokens) as u32, byte);
+        assert!(position >= self.writable_from(), "a position that can be written");
+        let (block_tokens, first) = (self.block_tokens(), self.unreserved());
+        let (block, token) = (position / block_tokens - first, position % block_tokens);
+        self.reserved[block].fill_token(token as u32, byte);
     }
 
     /// Appends a copy of the bytes of one token's state, wherever its block lies. What came from an
@@ -329,8 +368,17 @@ impl KvSequence {
     }
 
     fn seal_to(&mut self, blocks: usize) {
-        let count = blocks.saturating_sub(self.adopted_blocks() + self.sealed.len());
+        let count = blocks.saturating_sub(self.unreserved());
         self.sealed.extend(self.reserved.drain(..count).map(ReservedBlock::seal));
+        let sealed = self.unreserved();
+        if let Some(filling) = self.filling.take_if(|filling| filling.end <= sealed) {
+            filling.written.set(self.pool.spec().layers.len());
+        }
+    }
+
+    /// Blocks that are the sequence's no more to write.
+    fn unreserved(&self) -> usize {
+        self.adopted_blocks() + self.sealed.len()
     }
 
     fn adopted_blocks(&self) -> usize {

@@ -88,7 +88,7 @@ impl State {
         self.counts.available()
     }
 
-    /// One hold more of a sealed or cached block.
+    /// One hold more of a block.
     pub(super) fn hold(&mut self, id: u32) {
         self.holds[id as usize] += 1;
         if self.states[id as usize] == BlockState::Cached {

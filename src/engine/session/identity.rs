@@ -8,7 +8,7 @@ use crate::transport::RegionKey;
 use crate::wire::body;
 
 /// Lowest and highest version of the session protocol that this side speaks.
-pub const SESSION_VERSIONS: (u32, u32) = (2, 2);
+pub const SESSION_VERSIONS: (u32, u32) = (3, 3);
 
 /// Bounds on a peer's description, so that a hostile one costs nothing.
 const LAYERS_MAX: u32 = 4096;
@@ -294,7 +294,7 @@ mod tests {
             text(node(Dtype::F16, b"y")),
             "model tiny (78) here, tiny (79) there: fingerprints differ"
         );
-        let newer = body::Hello { version_min: 3, version_max: 9, ..ours.to_hello(None) };
+        let newer = body::Hello { version_min: 4, version_max: 9, ..ours.to_hello(None) };
         assert!(matches!(check_hello(&ours, None, newer), Err(Mismatch::Version { .. })));
     }
 

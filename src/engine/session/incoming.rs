@@ -11,11 +11,11 @@ use bytes::Bytes;
 use super::bounds::CLOSING_LEN_MAX;
 use super::error::{DeclineCode, LandError, SessionEnd, SessionViolation};
 use super::identity::PoolAccess;
-use super::pieces::Pieces;
+use super::pieces::{PieceCut, Pieces};
 use super::{Action, HandoffKey, Notice, Purpose, PurposeKind, Session};
 use crate::pool::{
     AdoptedBlocks, BlockPool, Digest, Lease, LeaseId, Loan, PayloadOrder, ReservedBlock,
-    ScatterList,
+    ScatterList, Span,
 };
 use crate::transport::{Op, OpError, OpId, OpMemory, StreamTag};
 use crate::wire::{Kind, body};
@@ -184,15 +184,13 @@ impl Session {
         };
         let mut tag = 0;
         if from < manifest.tokens || !blocks.is_empty() {
-            let (order, tokens) = (manifest.order, from..manifest.tokens);
-            let room = match ScatterList::new(pool, blocks, order, tokens) {
-                Ok(room) => room,
-                Err((error, _blocks)) => return self.fail_landing(key, LandError::Room(error)),
-            };
-            landing.loan = Some(room.loan());
-            let ops = match self.ways(&manifest, from, room) {
+            let ops = match self.ways(&manifest, from, pool, blocks) {
                 Ok(ops) => ops,
                 Err(error) => return self.fail_landing(key, error),
+            };
+            landing.loan = match ops.first() {
+                Some(Op::Land { room, .. } | Op::Get { room, .. }) => Some(room.loan()),
+                _ => None,
             };
             if let Some(Op::Land { tag: first, .. }) = ops.first() {
                 (tag, landing.pulls) = (first.0, false);
@@ -209,36 +207,32 @@ impl Session {
         self.send_for(key, Kind::Rtr, &body::Rtr { tag, needed_from: from as u64, adopts });
     }
 
-    /// What brings the bytes of the tokens from `from` on into a room: one pull, or a landing for each piece.
+    /// What brings the bytes of the tokens from `from` on into blocks: one pull, or a landing for each piece.
     fn ways(
         &mut self,
         manifest: &Manifest,
         from: usize,
-        mut room: ScatterList,
+        pool: &BlockPool,
+        blocks: Vec<ReservedBlock>,
     ) -> Result<Vec<Op>, LandError> {
+        let (order, tokens) = (manifest.order, from..manifest.tokens);
+        let no_room = |(error, _blocks)| LandError::Room(error);
         let reach = manifest.blocks.as_ref().zip(self.peer_access.as_ref());
-        if let Some((blocks, access)) = reach.filter(|_| self.capabilities.get.is_some()) {
+        if let Some((theirs, access)) = reach.filter(|_| self.capabilities.get.is_some()) {
             let PoolAccess { region, shape } = access;
+            let span = Span::whole(shape.spec(), tokens.clone());
+            let room = ScatterList::new(pool, blocks, order, tokens).map_err(no_room)?;
             let mut extents = Vec::new();
-            manifest.order.extents(shape, blocks, 0, from..manifest.tokens, &mut extents);
+            order.extents(shape, theirs, 0, &span, &mut extents);
             return Ok(vec![Op::Get { region: *region, extents, room }]);
         }
         if self.capabilities.stream.is_none() {
             return Err(LandError::NoPath);
         }
-        let token_len = room.len() / (manifest.tokens - from) as u64;
-        let mut ops = Vec::new();
-        for piece in manifest.pieces.from(from) {
-            let tag = StreamTag(self.next_tag());
-            if piece.end == manifest.tokens {
-                ops.push(Op::Land { tag, room });
-                break;
-            }
-            let (first, rest) = room.split(token_len * piece.len() as u64);
-            ops.push(Op::Land { tag, room: first });
-            room = rest;
-        }
-        Ok(ops)
+        let pieces: Vec<Span> = manifest.pieces.from(from).collect();
+        let rooms = ScatterList::in_spans(pool, blocks, order, tokens, &pieces).map_err(no_room)?;
+        let land = |room| Op::Land { tag: StreamTag(self.next_tag()), room };
+        Ok(rooms.into_iter().map(land).collect())
     }
 
     /// Declines an offer that was not accepted yet.
@@ -408,8 +402,12 @@ impl Session {
         let (tokens, order) =
             (rts.tokens as usize, PayloadOrder { block_tokens: rts.block_tokens });
         let pieces = match rts.piece_tokens {
-            0 => Some(Pieces::whole(tokens)),
-            piece_tokens => Pieces::new(tokens, piece_tokens, rts.block_tokens),
+            0 => Some(Pieces::whole(spec, tokens)),
+            piece_tokens => {
+                let layered_from = usize::try_from(rts.layered_from).unwrap_or(usize::MAX);
+                let cut = PieceCut { tokens: piece_tokens, layered_from, layers: rts.piece_layers };
+                Pieces::new(spec, tokens, cut, rts.block_tokens)
+            }
         };
         let pieces = pieces.ok_or("no pieces of whole blocks, or too many")?;
         let (meta, adoptable, blocks, lease) = (rts.meta, 0, None, None);

@@ -17,7 +17,7 @@
 //!   a sequence that is still computed: its RTS says how long it is, and in which pieces it comes
 //!   offer_stream() RTS {pieces}  ────────>  accept(): all blocks reserved, a Land posted for each piece
 //!             <──────────── RTR {first tag, from}
-//!   push()    Stream, Stream, ... ════════>  what has arrived is nobody's yet
+//!   push()    Stream, Stream, ... ════════>  what has arrived is nobody's yet; by layers, where the cut says so
 //!   finish_offer()  ATP {digest of all, closing} ─>  digests agree: Notice::Landed
 //!
 //!   adopted blocks stay here                 and are read there, in place
@@ -52,7 +52,7 @@ pub use error::{DeclineCode, LandError, OfferError, SessionEnd, SessionViolation
 pub use identity::{Identity, Mismatch, PoolAccess, SESSION_VERSIONS};
 pub use incoming::{Landed, Manifest};
 pub use outgoing::Committed;
-pub use pieces::piece_tokens_for;
+pub use pieces::PieceCut;
 pub use source::{OfferPayload, OfferStream};
 
 use crate::pool::{Lease, PeerMemory, PeerPool};

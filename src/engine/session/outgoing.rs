@@ -1,11 +1,10 @@
 //! The sender's side of a handoff.
 //!
-//! A payload that is pushed leaves in pieces (see `pieces`), each as soon as its blocks are there; that of a
-//! finished sequence is one piece, and knows no other difference. A piece's blocks are with the link, and not with
-//! the offer: what left does not depend on what becomes of the sequence.
+//! A payload that is pushed leaves in pieces (see `pieces`), each as soon as its layers of its blocks are there; that of
+//! a finished sequence is one piece, and knows no other difference. The link holds a piece's blocks: what left does not
+//! depend on what becomes of the sequence.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::time::Instant;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -14,7 +13,7 @@ use super::bounds::{CLOSING_LEN_MAX, said};
 use super::error::{OfferError, SessionEnd, SessionViolation};
 use super::source::{Growing, OfferPayload, OfferStream, Source};
 use super::{Action, HandoffKey, Notice, Purpose, PurposeKind, Session};
-use crate::pool::{Cursor, Digest, GatherList, Grant, SealedBlock};
+use crate::pool::{Cursor, Digest, FillingBlock, GatherList, Grant, SealedBlock, Span};
 use crate::transport::{Op, OpError, OpId, OpMemory, StreamTag};
 use crate::wire::{BodyError, Header, Kind, body, encode_frame};
 
@@ -90,14 +89,16 @@ enum State {
 struct Pushing {
     /// Of the first piece.
     tag: u64,
-    /// Pieces that were not submitted.
-    todo: VecDeque<Range<usize>>,
-    /// Those that were, in the order of their tags.
+    /// Pieces that were not submitted, by their numbers.
+    todo: VecDeque<(usize, Span)>,
+    /// All of them, in the order of their tags.
     pieces: Vec<Piece>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Piece {
+    /// Not all of it is there.
+    Waiting,
     /// On its way to the link, with so many bytes.
     Submitted(u64),
     /// The link has it.
@@ -109,6 +110,24 @@ enum Piece {
 }
 
 impl Pushing {
+    fn new(tag: u64, pieces: Vec<Span>) -> Self {
+        let waiting = vec![Piece::Waiting; pieces.len()];
+        Self { tag, todo: pieces.into_iter().enumerate().collect(), pieces: waiting }
+    }
+
+    /// The next piece all of whose bytes are there. Of a range of tokens the later layers wait for the earlier ones;
+    /// the ranges do not wait for each other.
+    fn take_ready(&mut self, source: &Source) -> Option<(usize, GatherList)> {
+        let came = source.came();
+        let here = self.todo.iter().take_while(|(_, piece)| piece.tokens.end <= came);
+        let mut ready = here.enumerate();
+        let (at, index, payload) =
+            ready.find_map(|(at, (index, piece))| Some((at, *index, source.gather(piece)?)))?;
+        self.todo.remove(at);
+        self.pieces[index] = Piece::Submitted(payload.len());
+        Some((index, payload))
+    }
+
     /// Whether the link has a piece, or is about to.
     fn is_open(&self) -> bool {
         self.pieces.iter().any(|piece| matches!(piece, Piece::Submitted(_) | Piece::With(..)))
@@ -215,9 +234,15 @@ impl Session {
     /// # Errors
     /// [`OfferError`] when nothing was sent.
     pub fn offer_stream(&mut self, key: HandoffKey, stream: OfferStream) -> Result<(), OfferError> {
-        let OfferStream { pool, tokens, piece_tokens, meta } = stream;
-        let growing = Growing::new(&pool, tokens, piece_tokens).ok_or(OfferError::Pieces)?;
-        let rts = body::Rts { meta, piece_tokens, ..body::Rts::default() };
+        let OfferStream { pool, tokens, cut, meta } = stream;
+        let growing = Growing::new(&pool, tokens, cut).ok_or(OfferError::Pieces)?;
+        let rts = body::Rts {
+            meta,
+            piece_tokens: cut.tokens,
+            piece_layers: cut.layers,
+            layered_from: cut.layered_from as u64,
+            ..body::Rts::default()
+        };
         self.open(key, Outgoing::new(Source::Growing(growing), false, None, None), rts)
     }
 
@@ -236,9 +261,9 @@ impl Session {
         Ok(())
     }
 
-    /// Adds blocks to an offer that is computed meanwhile: those that follow the ones before, sealed. What
-    /// the receiver waits for leaves. Of an offer that is over, they are let go.
-    pub fn push(&mut self, key: HandoffKey, blocks: Vec<SealedBlock>) {
+    /// Adds blocks to an offer that is computed meanwhile: those that follow the ones before. What of these and
+    /// of earlier ones is final, and the receiver waits for, leaves. Of an offer that is over, they are let go.
+    pub fn push(&mut self, key: HandoffKey, blocks: Vec<FillingBlock>) {
         let Some(offer) = self.outgoing.get_mut(&key).filter(|offer| !offer.withdrawn) else {
             return;
         };
@@ -255,6 +280,7 @@ impl Session {
             return;
         };
         let Source::Growing(growing) = &mut offer.source else { return };
+        let last = last.into_iter().map(FillingBlock::from).collect();
         let whole = growing.push(last).and_then(|()| growing.check_whole());
         match whole.map_err(OfferError::from).and_then(|()| check_closing(&closing)) {
             Ok(()) => {
@@ -362,7 +388,8 @@ impl Session {
         }
         // What is pushed, only the link reads from here on; what is adopted, the receiver.
         offer.reachable &= rtr.tag == 0;
-        offer.state = State::Pushing(Pushing { tag: rtr.tag, todo, pieces: Vec::new() });
+        offer.source.forget_before(from);
+        offer.state = State::Pushing(Pushing::new(rtr.tag, todo));
         self.pump(key);
         Ok(())
     }
@@ -373,13 +400,12 @@ impl Session {
             return;
         };
         let State::Pushing(pushing) = &mut offer.state else { return };
-        while let Some(payload) = pushing.todo.front().and_then(|next| offer.source.take(next)) {
-            pushing.todo.pop_front();
-            let index = pushing.pieces.len();
-            pushing.pieces.push(Piece::Submitted(payload.len()));
+        while let Some((index, payload)) = pushing.take_ready(&offer.source) {
             let op = Op::Stream { tag: StreamTag(pushing.tag + index as u64), payload };
             self.actions.push_back(Action::Submit(op, Purpose(PurposeKind::Send(key, index))));
         }
+        let next = pushing.todo.front().map_or(usize::MAX, |(_, piece)| piece.tokens.start);
+        offer.source.forget_before(next);
         if let Some(digest) = offer.closing.as_ref().and_then(|_| pushing.digest()) {
             self.all_sent(key, digest);
         }

@@ -1,12 +1,11 @@
 //! Where the bytes of an offer come from: a sequence that is there, or one that is still being computed.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::pieces::Pieces;
-use crate::pool::{BlockPool, GatherList, ListError, PayloadOrder, SealedBlock, SealedRun};
+use super::pieces::{PieceCut, Pieces};
+use crate::pool::{BlockPool, FillingBlock, GatherList, ListError, PayloadOrder, SealedRun, Span};
 
 /// What is offered.
 #[derive(Debug)]
@@ -26,8 +25,8 @@ pub struct OfferStream {
     pub pool: BlockPool,
     /// Tokens of the whole sequence.
     pub tokens: usize,
-    /// Tokens of a piece: a multiple of the pool's block length. See [`piece_tokens_for`](super::piece_tokens_for).
-    pub piece_tokens: u32,
+    /// How it is cut into pieces.
+    pub cut: PieceCut,
     /// What the receiver's user should know before it decides.
     pub meta: Bytes,
 }
@@ -39,15 +38,15 @@ pub(super) enum Source {
     Growing(Growing),
 }
 
-/// A sequence whose blocks come one after the other. Those of a piece leave with it, so that nothing
-/// of it stays here once the link is done with it.
+/// A sequence whose blocks come one after the other, and whose layers become final. Blocks of which every piece
+/// left are let go, so that nothing of them stays here once the link is done with them.
 #[derive(Debug)]
 pub(super) struct Growing {
     pool: BlockPool,
     tokens: usize,
     pieces: Pieces,
-    /// Blocks that came and did not leave.
-    held: VecDeque<SealedBlock>,
+    /// Blocks that came, and of which not everything left.
+    held: VecDeque<FillingBlock>,
     /// Index in the sequence of the first of them.
     first: usize,
 }
@@ -68,18 +67,33 @@ impl Source {
     }
 
     /// The pieces of the tokens from `from` on.
-    pub(super) fn pieces(&self, from: usize) -> VecDeque<Range<usize>> {
+    pub(super) fn pieces(&self, from: usize) -> Vec<Span> {
         match self {
-            Self::Whole(run) => Pieces::whole(run.tokens()).from(from).collect(),
+            Self::Whole(run) => Pieces::whole(run.pool().spec(), run.tokens()).from(from).collect(),
             Self::Growing(growing) => growing.pieces.from(from).collect(),
         }
     }
 
-    /// The bytes of the piece that is next, once all of its blocks are there.
-    pub(super) fn take(&mut self, piece: &Range<usize>) -> Option<GatherList> {
+    /// The bytes of a piece, once all of them are there.
+    pub(super) fn gather(&self, piece: &Span) -> Option<GatherList> {
         match self {
-            Self::Whole(run) => run.gather_from(piece.start).ok(),
-            Self::Growing(growing) => growing.take(piece),
+            Self::Whole(run) => run.gather_from(piece.tokens.start).ok(),
+            Self::Growing(growing) => growing.gather(piece),
+        }
+    }
+
+    /// How many of the first tokens have their blocks here.
+    pub(super) fn came(&self) -> usize {
+        match self {
+            Self::Whole(run) => run.tokens(),
+            Self::Growing(growing) => growing.came(),
+        }
+    }
+
+    /// Lets go of the blocks before this token: nobody will ask for them.
+    pub(super) fn forget_before(&mut self, token: usize) {
+        if let Self::Growing(growing) = self {
+            growing.forget_before(token);
         }
     }
 
@@ -93,8 +107,8 @@ impl Source {
 
 impl Growing {
     /// Nothing of it is there. None where the pieces do not cut it.
-    pub(super) fn new(pool: &BlockPool, tokens: usize, piece_tokens: u32) -> Option<Self> {
-        let pieces = Pieces::new(tokens, piece_tokens, pool.spec().block_tokens)?;
+    pub(super) fn new(pool: &BlockPool, tokens: usize, cut: PieceCut) -> Option<Self> {
+        let pieces = Pieces::new(pool.spec(), tokens, cut, pool.spec().block_tokens)?;
         Some(Self { pool: pool.clone(), tokens, pieces, held: VecDeque::new(), first: 0 })
     }
 
@@ -102,7 +116,7 @@ impl Growing {
     ///
     /// # Errors
     /// [`ListError`] when they are of another pool, or too many: none of them was added.
-    pub(super) fn push(&mut self, blocks: Vec<SealedBlock>) -> Result<(), ListError> {
+    pub(super) fn push(&mut self, blocks: Vec<FillingBlock>) -> Result<(), ListError> {
         if let Some(foreign) = blocks.iter().find(|block| !block.pool().same_pool(&self.pool)) {
             return Err(ListError::ForeignBlock { id: foreign.id() });
         }
@@ -114,26 +128,45 @@ impl Growing {
         Ok(())
     }
 
-    /// Whether every block came.
+    /// Whether every block came, with all its layers.
     ///
     /// # Errors
     /// [`ListError`] when some did not.
     pub(super) fn check_whole(&self) -> Result<(), ListError> {
         let came = self.first + self.held.len();
-        if came == self.blocks() { Ok(()) } else { Err(self.block_count(came)) }
+        let layers = self.pool.spec().layers.len();
+        let whole = self.held.iter().take_while(|block| block.layers() == layers).count();
+        if came == self.blocks() && whole == self.held.len() {
+            Ok(())
+        } else {
+            Err(self.block_count(self.first + whole))
+        }
     }
 
-    fn take(&mut self, piece: &Range<usize>) -> Option<GatherList> {
+    fn gather(&self, piece: &Span) -> Option<GatherList> {
         let own = self.pool.spec().block_tokens as usize;
-        let (start, end) = (piece.start / own, piece.end.div_ceil(own));
-        if self.first + self.held.len() < end {
+        let (start, end) = (piece.tokens.start / own, piece.tokens.end.div_ceil(own));
+        if self.came() < piece.tokens.end {
             return None;
         }
-        // What lies before the first piece, the receiver has already.
-        self.held.drain(..start - self.first);
-        let holds = self.held.drain(..end - start).collect();
-        self.first = end;
-        Some(GatherList::over(&self.pool, holds, self.order(), piece.clone()))
+        let blocks = self.held.range(start - self.first..end - self.first);
+        if blocks.clone().any(|block| block.layers() < piece.layers.end) {
+            return None;
+        }
+        let blocks: Vec<FillingBlock> = blocks.cloned().collect();
+        GatherList::filling(&blocks, self.order(), piece)
+    }
+
+    fn came(&self) -> usize {
+        let own = self.pool.spec().block_tokens as usize;
+        ((self.first + self.held.len()) * own).min(self.tokens)
+    }
+
+    fn forget_before(&mut self, token: usize) {
+        let index = token / self.pool.spec().block_tokens as usize;
+        let count = index.saturating_sub(self.first).min(self.held.len());
+        self.held.drain(..count);
+        self.first += count;
     }
 
     fn order(&self) -> PayloadOrder {

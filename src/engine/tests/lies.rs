@@ -21,8 +21,8 @@ fn hello() -> body::Hello {
     let (part, dtype) = (body::Part::Key.into(), body::Dtype::F16.into());
     let segments = vec![body::Segment { part, heads: 1, head_dim: 8, dtype }];
     body::Hello {
-        version_min: 2,
-        version_max: 2,
+        version_min: 3,
+        version_max: 3,
         instance: Bytes::from_static(&[7; 16]),
         geometry: Some(body::Geometry {
             block_tokens: 4,

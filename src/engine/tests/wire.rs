@@ -20,13 +20,15 @@ fn frames() -> Vec<(&'static str, Bytes)> {
         meta: Bytes::from_static(b"meta"),
         blocks: [7_u32, 300].into_iter().flat_map(u32::to_le_bytes).collect(),
         lease: Some(body::Lease { slot: 2, generation: 5 }),
-        piece_tokens: 0,
+        ..body::Rts::default()
     };
     let streamed = body::Rts {
         tokens: 4097,
         block_tokens: 16,
         meta: Bytes::from_static(b"meta"),
         piece_tokens: 256,
+        piece_layers: 2,
+        layered_from: 3072,
         ..body::Rts::default()
     };
     let rtr = body::Rtr { tag: 3, needed_from: 16, adopts: false };

@@ -29,7 +29,14 @@ fn detail(kind: Kind, header: &Header, content: Bytes) -> Option<String> {
                 0 => String::new(),
                 tokens => format!(", in pieces of {tokens}"),
             };
-            format!(", {} tokens in blocks of {}{pieces}{lease}", rts.tokens, rts.block_tokens)
+            let layers = match rts.piece_layers {
+                0 => String::new(),
+                layers => format!(" and {layers} layers from {} on", rts.layered_from),
+            };
+            format!(
+                ", {} tokens in blocks of {}{pieces}{layers}{lease}",
+                rts.tokens, rts.block_tokens
+            )
         }
         Kind::Rtr => {
             let rtr: body::Rtr = decode_body(header, content).ok()?;

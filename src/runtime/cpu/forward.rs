@@ -87,7 +87,7 @@ impl Pass<'_> {
         ];
         products(self.threads, self.level, (normal, quantised), rows, &list);
         self.write_cache(attention);
-        hook.layer_written(attention.kv_layer);
+        self.plan.layer_written(attention.kv_layer, hook);
         self.attend(attention);
         self.mixed(&attention.output, queries);
         self.normalise_delta(&layer.mixer_post_norm);

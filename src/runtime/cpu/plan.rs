@@ -1,14 +1,15 @@
 //! Checks a batch before anything is written, and finds the work in it.
 //!
-//! Invariant 1, of every [`Plan`]: tokens are in the vocabulary; every row's position lies in an
-//! exclusively owned block of its sequence; all positions up to it are written, or rows of the plan;
+//! Invariant 1, of every [`Plan`]: tokens are in the vocabulary; every row's position lies in a block
+//! that its sequence alone writes, and of which others read layers that it was [told](Plan::layer_written) of
+//! during the pass, and no others; all positions up to it are written, or rows of the plan;
 //! all sequences lie in one pool, whose planes have the model's shape; so have those of the peer's pool
 //! in which a sequence's first blocks may lie, in blocks of the same length.
 
 use blockwire::pool::{AdoptedBlocks, BlockPool, KvSequence, KvSpec};
 
 use super::state::{self, StateShape};
-use crate::model::{Batch, ForwardError, Row};
+use crate::model::{Batch, ForwardError, LayerHook, Row};
 
 /// The checked rows of one forward pass.
 #[derive(Debug)]
@@ -80,6 +81,12 @@ impl<'a> Plan<'a> {
     /// A row's sequence.
     pub(crate) fn sequence(&self, row: usize) -> &'a KvSequence {
         self.sequences[self.rows[row].sequence]
+    }
+
+    /// Says that all rows of a layer are in the cache, and will not be written again.
+    pub(crate) fn layer_written(&self, layer: usize, hook: &mut dyn LayerHook) {
+        self.sequences.iter().for_each(|sequence| sequence.layer_written(layer));
+        hook.layer_written(layer);
     }
 
     /// The row before this one of its sequence; none where that lies in an earlier pass.

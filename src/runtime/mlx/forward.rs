@@ -81,7 +81,7 @@ impl Pass<'_> {
         let keys = keys.reshape(&[-1, kv_heads * head_dim])?;
         let values = layer.value.apply(&x)?;
         self.pool.write(index, &rows.at, [&keys, &values])?;
-        hook.layer_written(index);
+        self.plan.layer_written(index, hook);
         let place = (index, layer.windowed);
         let runs = rows.runs.iter().map(|run| self.attend_run(run, place, &queries));
         let attended = runs.collect::<std::result::Result<Vec<_>, ForwardError>>()?;

@@ -26,7 +26,7 @@ mod tasks;
 use std::sync::Arc;
 
 use blockwire::endpoint::{Connection, Endpoint};
-use blockwire::session::HandoffKey;
+use blockwire::session::{HandoffKey, PieceCut};
 use tokio::sync::mpsc;
 
 pub use decode::DecodeRoleHandoff;
@@ -44,7 +44,7 @@ pub struct ServingCoordinator {
     scheduler: BatchScheduler,
     metrics: HandoffMetrics,
     adopt: bool,
-    piece_tokens: Option<u32>,
+    cut: Option<PieceCut>,
 }
 
 impl ServingCoordinator {
@@ -55,7 +55,7 @@ impl ServingCoordinator {
         scheduler: BatchScheduler,
         metrics: HandoffMetrics,
     ) -> Self {
-        Self { endpoint, scheduler, metrics, adopt: true, piece_tokens: None }
+        Self { endpoint, scheduler, metrics, adopt: true, cut: None }
     }
 
     /// Copies every cache into the own pool, also where the peer's blocks could be read in place.
@@ -64,11 +64,10 @@ impl ServingCoordinator {
         Self { adopt: false, ..self }
     }
 
-    /// Sends caches ahead in pieces of so many tokens, a multiple of the pool's block length, instead of such as
-    /// suit the prompt.
+    /// Sends caches ahead in such pieces instead of those that suit the prompt.
     #[must_use]
-    pub fn in_pieces_of(self, piece_tokens: u32) -> Self {
-        Self { piece_tokens: Some(piece_tokens), ..self }
+    pub fn in_pieces(self, cut: PieceCut) -> Self {
+        Self { cut: Some(cut), ..self }
     }
 
     /// First tokens of a prompt that later ones find here, once it is computed.

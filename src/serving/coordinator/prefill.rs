@@ -1,8 +1,8 @@
 //! The prefill role: compute a prompt, sample its first token, hand the cache over.
 //!
-//! The cache leaves while the prompt is computed, chunk by chunk, where the link gains by that ([`HandoffSender`]):
-//! the decode node hears of the request with the first chunk, and of its first token with the digest of the whole.
-//! A decode node that will not have it ends the work at once. A prompt of one chunk is offered at its end. One whose
+//! The cache leaves while the prompt is computed, layer by layer, where the link gains by that ([`HandoffSender`]):
+//! the decode node hears of the request with the first layer, and of its first token with the digest of the whole.
+//! A decode node that will not have it ends the work at once. A prompt whose
 //! answer ends with its first token, or that fails, is never committed: what left of it is withdrawn, and nobody has
 //! seen it.
 
@@ -72,9 +72,9 @@ impl ServingCoordinator {
             let meta = DecodeMetaFrame::new(&request, reply_to, state).encode_to_vec().into();
             let (pool, tokens) = (self.scheduler.pool(), request.prompt.len());
             let sender = HandoffSender::new(decode.clone(), key, pool, tokens, meta);
-            match self.piece_tokens {
-                Some(piece_tokens) => sender.in_pieces_of(piece_tokens),
-                None => sender,
+            match self.cut {
+                Some(cut) => sender.in_pieces(cut),
+                None => sender.in_steps_of(self.scheduler.prefill_rows_max()),
             }
         };
         let mut ahead = sender(None);
@@ -124,6 +124,9 @@ async fn compute(mut prefill: Prefill, sender: &mut HandoffSender) -> Result<Pre
             event = prefill.next() => event,
         };
         match event {
+            Some(PrefillEvent::Layers { first_block, blocks }) => {
+                sender.push(first_block, &blocks);
+            }
             Some(PrefillEvent::Progress { first_block, blocks, .. }) => {
                 sender.push(first_block, &blocks);
             }

@@ -270,6 +270,11 @@ impl BatchScheduler {
         &self.0.facts
     }
 
+    /// Tokens of prompts that are computed at a time, at most.
+    pub fn prefill_rows_max(&self) -> usize {
+        self.0.options.prefill_rows_max
+    }
+
     /// Counts.
     pub fn stats(&self) -> SchedulerStats {
         Self::stats_of(&self.0)

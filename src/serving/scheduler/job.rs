@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use blockwire::pool::{KvSequence, PrefixChain, SealedBlock};
+use blockwire::pool::{FillingBlock, KvSequence, PrefixChain, SealedBlock};
+use blockwire_runtime::model::LayerHook;
 use blockwire_runtime::sampling::SamplingParams;
 use tokio::sync::mpsc;
 
@@ -12,17 +13,26 @@ use crate::backend::{
     Usage,
 };
 
-/// What a prefill delivers: `Progress` after every chunk but the last, then `Done` or `Failed`.
+/// What a prefill delivers: `Layers` while a chunk is computed and `Progress` after it, of the last one `Done`
+/// instead; or `Failed`.
 #[derive(Debug)]
 pub enum PrefillEvent {
+    /// One more layer of the chunk's blocks is final, at least; [`FillingBlock::layers`] says how many are.
+    Layers {
+        /// Index in the sequence of the first of `blocks`. It goes back after a preemption: the same
+        /// bytes come again, in other blocks.
+        first_block: usize,
+        /// With the chunk's first layer, the blocks that it fills, and those before it that were in a cache; later
+        /// none. Whoever keeps them keeps them out of the pool.
+        blocks: Vec<FillingBlock>,
+    },
     /// One more chunk is in the cache.
     Progress {
         /// Prompt tokens in the cache.
         done: usize,
         /// Prompt tokens.
         total: usize,
-        /// Index in the sequence of the first of `blocks`. It goes back after a preemption: the same
-        /// bytes come again, in other blocks.
+        /// Index in the sequence of the first of `blocks`, which goes back after a preemption.
         first_block: usize,
         /// The blocks that this chunk filled, final and shareable, to be sent ahead. Whoever keeps
         /// them keeps them out of the pool.
@@ -76,7 +86,7 @@ impl Prefill {
     pub async fn done(mut self) -> Result<PrefillDone, GenerateError> {
         loop {
             match self.next().await {
-                Some(PrefillEvent::Progress { .. }) => {}
+                Some(PrefillEvent::Layers { .. } | PrefillEvent::Progress { .. }) => {}
                 Some(PrefillEvent::Done(done)) => return Ok(*done),
                 Some(PrefillEvent::Failed(error)) => return Err(error),
                 None => return Err(stopped()),
@@ -260,6 +270,22 @@ impl Job {
         let _ = sender.send(TokenEvent::Token { id: *id, logprob });
     }
 
+    /// Tells of the layers of the next `rows` tokens while they are computed, if somebody listens.
+    pub(super) fn watch(&mut self, rows: usize) -> Option<LayerWatch> {
+        let (Sink::Prefill(sender), Some(sequence)) = (&self.sink, &mut self.sequence) else {
+            return None;
+        };
+        let (end, all) = (sequence.len() + rows, self.tokens.len());
+        // Of a block that a later chunk goes on to fill, nothing is final.
+        let unfinished =
+            if end < all { end % sequence.pool().spec().block_tokens as usize } else { 0 };
+        let filling = sequence.share_layers(end - unfinished);
+        let first_block = self.blocks_told.min(sequence.sealed().len());
+        let sealed = sequence.sealed()[first_block..].iter().cloned().map(FillingBlock::from);
+        let blocks = sealed.chain(filling).collect();
+        Some(LayerWatch { sender: sender.clone(), first_block, blocks })
+    }
+
     /// Tells of a chunk, with the blocks it filled.
     pub(super) fn tell_progress(&mut self) {
         let (Sink::Prefill(sender), Some(sequence)) = (&self.sink, &mut self.sequence) else {
@@ -308,6 +334,27 @@ impl Job {
         if let Sink::Prefill(sender) = &self.sink {
             // When nobody listens, the sequence comes back in the error and is freed here.
             let _ = sender.send(PrefillEvent::Done(Box::new(done)));
+        }
+    }
+}
+
+/// Tells whoever sends a cache away what of it is there.
+#[derive(Debug)]
+pub(super) struct LayerWatch {
+    sender: mpsc::UnboundedSender<PrefillEvent>,
+    first_block: usize,
+    blocks: Vec<FillingBlock>,
+}
+
+/// Those of all requests of a step.
+#[derive(Debug, Default)]
+pub(super) struct LayerWatches(pub(super) Vec<LayerWatch>);
+
+impl LayerHook for LayerWatches {
+    fn layer_written(&mut self, _: usize) {
+        for LayerWatch { sender, first_block, blocks } in &mut self.0 {
+            let (first_block, blocks) = (*first_block, std::mem::take(blocks));
+            let _ = sender.send(PrefillEvent::Layers { first_block, blocks });
         }
     }
 }

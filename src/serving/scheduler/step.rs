@@ -10,7 +10,7 @@ use blockwire::pool::KvSequence;
 use blockwire_runtime::model::{Batch, ForwardError, Logits};
 use blockwire_runtime::sampling::{History, SampledToken, SamplingError, sample, top_logprobs};
 
-use super::job::Job;
+use super::job::{Job, LayerWatches};
 use super::stats::count;
 use super::worker::Worker;
 use crate::backend::{GenerateError, TokenLogprobs};
@@ -78,8 +78,10 @@ impl Worker {
 
     fn forward(&mut self, rows: &[usize]) -> Outcome {
         let mut batch = Batch::default();
+        let mut watches = LayerWatches::default();
         for (job, rows) in self.running.iter_mut().zip(rows).filter(|(_, rows)| **rows > 0) {
             let pending = job.pending();
+            watches.0.extend(job.watch(*rows));
             let Some(sequence) = &mut job.sequence else { continue };
             let first = sequence.len();
             batch.sequences.push(sequence);
@@ -89,7 +91,7 @@ impl Worker {
         let model = &mut self.model;
         // After a panic the batch's sequences are dropped, and a forward pass reads nothing of an
         // earlier one but what lies in blocks.
-        let result = catch_unwind(AssertUnwindSafe(|| model.forward(&mut batch, &mut ())));
+        let result = catch_unwind(AssertUnwindSafe(|| model.forward(&mut batch, &mut watches)));
         match result {
             Ok(Ok(logits)) => Outcome::Done(logits),
             Ok(Err(error)) => match refused_row(&error).and_then(|row| batch.rows.get(row)) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use blockwire::handoff::{HandoffSender, SequenceHandoff, extract_sequence_handoff};
 use blockwire::pool::{KvSequence, SealedBlock};
-use blockwire::session::{HandoffKey, OfferError};
+use blockwire::session::{HandoffKey, OfferError, PieceCut};
 use bytes::Bytes;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
@@ -48,7 +48,8 @@ async fn hand_over(host: &Host, offer: Offer) -> Result<(), String> {
     let key = HandoffKey { request: Uuid::from_u128(u128::from(offer.id) + 1), epoch: 1 };
     let meta: Bytes = serde_json::to_vec(&offer).unwrap().into();
     let mut sender = HandoffSender::new(connection, key, pool, offer.tokens, meta);
-    sender = sender.in_pieces_of(BLOCK as u32);
+    let layers = offer.id / 4 % 2;
+    sender = sender.in_pieces(PieceCut { tokens: BLOCK as u32, layered_from: BLOCK, layers });
     if offer.id % 2 == 1 {
         compute(&mut sender, &handoff, offer).await.map_err(|error| error.to_string())?;
     }

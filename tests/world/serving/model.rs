@@ -9,6 +9,7 @@ use blockwire_serving::backend::FinishReason;
 
 /// Token ids are below this.
 pub(super) const VOCAB: usize = 32;
+const LAYERS: usize = 2;
 /// Ends a text.
 pub(super) const EOS: u32 = 0;
 /// Most tokens of a sequence.
@@ -65,7 +66,7 @@ impl Model for Tiny {
     }
 
     fn kv_spec(&self, block_tokens: u32) -> KvSpec {
-        KvSpec::uniform(block_tokens, 1, 1, 4, Dtype::F16)
+        KvSpec::uniform(block_tokens, LAYERS, 1, 4, Dtype::F16)
     }
 
     fn sequence_state_layout(&self) -> SequenceStateLayout {
@@ -102,7 +103,10 @@ impl Model for Tiny {
                 logits.extend(values);
             }
         }
-        hook.layer_written(0);
+        for layer in 0..LAYERS {
+            batch.sequences.iter().for_each(|sequence| sequence.layer_written(layer));
+            hook.layer_written(layer);
+        }
         Ok(Logits::new(VOCAB, logits))
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use blockwire::endpoint::{Endpoint, EndpointOptions};
 use blockwire::pool::{BlockPool, PoolOptions};
-use blockwire::session::{Identity, Timing};
+use blockwire::session::{Identity, PieceCut, Timing};
 use blockwire::transport::Address;
 use blockwire_runtime::model::Model;
 use blockwire_serving::backend::ModelCard;
@@ -186,7 +186,7 @@ impl Node {
         self.parts.push(spawn(worker));
         let handoffs = HandoffMetrics::register(&Metrics::new());
         let node = ServingCoordinator::new(endpoint.clone(), scheduler, handoffs);
-        let node = node.in_pieces_of(BLOCK as u32);
+        let node = node.in_pieces(PieceCut { tokens: BLOCK as u32, layered_from: 0, layers: 1 });
         let node = if nature.adopt { node } else { node.without_adoption() };
         let (address, oracle) = (Address::new("sim", &self.name), self.surroundings.oracle.clone());
         let peers = addresses(self.surroundings.hosts, NodeRole::Decode);

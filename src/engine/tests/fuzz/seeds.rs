@@ -18,8 +18,8 @@ fn hello() -> body::Hello {
     let segments = vec![segment(body::Part::Key), segment(body::Part::Value)];
     let layers = vec![body::LayerRun { count: 2, segments }];
     body::Hello {
-        version_min: 2,
-        version_max: 2,
+        version_min: 3,
+        version_max: 3,
         instance: Bytes::copy_from_slice(Uuid::from_u128(1).as_bytes()),
         name: "prefill 127.0.0.1:7411".into(),
         fingerprint: Bytes::from_static(b"model"),
@@ -44,7 +44,7 @@ pub(crate) fn hellos() -> Seeds {
         ("node", &whole),
         ("router", &router),
         ("other_geometry", &other),
-        ("newer", &body::Hello { version_min: 3, version_max: 9, ..whole.clone() }),
+        ("newer", &body::Hello { version_min: 4, version_max: 9, ..whole.clone() }),
         ("other_model", &body::Hello { fingerprint: Bytes::from_static(b"else"), ..whole.clone() }),
         ("other_backend", &body::Hello { backend: "mlx 1".into(), ..whole.clone() }),
     ];
@@ -62,9 +62,10 @@ pub(crate) fn frames() -> Seeds {
         meta: Bytes::from_static(b"meta"),
         blocks: [7_u32, 3].into_iter().flat_map(u32::to_le_bytes).collect(),
         lease: Some(body::Lease { slot: 2, generation: 5 }),
-        piece_tokens: 0,
+        ..body::Rts::default()
     };
     let streamed = body::Rts { blocks: Bytes::new(), lease: None, piece_tokens: 4, ..rts.clone() };
+    let layered = body::Rts { piece_layers: 1, layered_from: 4, ..streamed.clone() };
     let part = body::PlanPart { len: 4096, stripe: 1, stripe_tag: 9 };
     let reason = || "because".to_owned();
     vec![
@@ -72,6 +73,7 @@ pub(crate) fn frames() -> Seeds {
         ("refuse", frame(Kind::Refuse, &body::Refuse { code: 2, reason: reason() })),
         ("rts", frame(Kind::Rts, &rts)),
         ("rts_in_pieces", frame(Kind::Rts, &streamed)),
+        ("rts_in_layers", frame(Kind::Rts, &layered)),
         ("rtr", frame(Kind::Rtr, &body::Rtr { tag: 3, needed_from: 4, adopts: false })),
         ("atp", frame(Kind::Atp, &body::Atp { digest: u64::MAX, closing: "end".into() })),
         ("ats", frame(Kind::Ats, &body::Ats {})),
@@ -114,7 +116,7 @@ pub(crate) fn scripts() -> Seeds {
     let pushed = [&[42, 0, 0][..], &TAKEN, &[42, 0, 0], &TAKEN, &[43, 0]].concat();
     let piece_done = [39, 2, 2, 0];
     // One of 12 tokens, in three pieces, that the peer computes.
-    let rts_in_pieces = [40, 2, N, 0, N, 0, N, 0, 0];
+    let rts_in_pieces = [40, 2, N, 0, N, 0, N, 0, 0, N, 0, N, 0];
     let accept_pieces = [&[22, 0, 7][..], &[0; 4]].concat();
     vec![
         ("nothing", vec![]),

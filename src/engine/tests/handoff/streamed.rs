@@ -1,10 +1,10 @@
 //! Handoffs that begin before their sequence is finished, over every transport.
 
 use blockwire::endpoint::{Connection, Event, OutgoingHandoff};
-use blockwire::handoff::{HandoffSender, send_handoff_payload};
+use blockwire::handoff::{HandoffSender, extract_sequence_handoff, send_handoff_payload};
 use blockwire::ingest::{IngestError, ingest_sequence_handoff};
-use blockwire::pool::{BlockPool, Layout, SealedBlock};
-use blockwire::session::{DeclineCode, HandoffKey, LandError, OfferError, OfferStream};
+use blockwire::pool::{BlockPool, KvSequence, Layout, SealedBlock};
+use blockwire::session::{DeclineCode, HandoffKey, LandError, OfferError, OfferStream, PieceCut};
 use bytes::Bytes;
 use uuid::Uuid;
 
@@ -14,8 +14,12 @@ use crate::pair::{
 
 /// Offers a sequence of which nothing is there yet.
 fn open(pair: &Pair, key: HandoffKey, tokens: usize, piece_tokens: u32) -> OutgoingHandoff {
+    open_cut(pair, key, tokens, PieceCut::by_tokens(piece_tokens))
+}
+
+fn open_cut(pair: &Pair, key: HandoffKey, tokens: usize, cut: PieceCut) -> OutgoingHandoff {
     let (pool, meta) = (pair.prefill.pool.clone(), Bytes::from("meta"));
-    pair.to_decode.offer_stream(key, OfferStream { pool, tokens, piece_tokens, meta })
+    pair.to_decode.offer_stream(key, OfferStream { pool, tokens, cut, meta })
 }
 
 fn blocks(pool: &BlockPool, tokens: usize) -> Vec<SealedBlock> {
@@ -40,8 +44,10 @@ fn pieces_make_the_sequence_whatever_the_block_lengths() {
         ] {
             let mut pair = pair(&wire, from, to).await;
             let lengths: &[usize] = if cfg!(miri) { &[33] } else { &[1, 15, 16, 17, 33, 100] };
-            for &tokens in lengths {
-                let offer = open(&pair, key(), tokens, piece);
+            for (&tokens, layers) in lengths.iter().zip([0, 1, 2].into_iter().cycle()) {
+                let layered_from = if layers == 1 { piece as usize } else { 0 };
+                let cut = PieceCut { tokens: piece, layered_from, layers };
+                let offer = open_cut(&pair, key(), tokens, cut);
                 let send = async {
                     for block in blocks(&pair.prefill.pool, tokens) {
                         offer.push(vec![block]);
@@ -140,6 +146,57 @@ fn whoever_gives_a_stream_up_at_whatever_step_the_other_hears_it_and_every_block
     });
 }
 
+/// A model fills the blocks meanwhile, step by step and layer by layer; the last one is not full.
+#[test]
+fn layers_leave_while_the_next_ones_are_written() {
+    run(|wire| async move {
+        for (from, to) in [(Layout::BlockMajor, 16), (Layout::LayerMajor, 8)] {
+            let mut pair = pair(&wire, options(from, 16), options(Layout::BlockMajor, to)).await;
+            let streams = pair.to_decode.capabilities().get.is_none();
+            let (pool, tokens) = (pair.prefill.pool.clone(), 100);
+            let (layers, token_len) = (pool.spec().layers.len(), pool.spec().token_bytes() as u64);
+            let (connection, meta) = (pair.to_decode.clone(), Bytes::new());
+            let cut = PieceCut { tokens: 32, layered_from: 0, layers: 1 };
+            let mut sender =
+                HandoffSender::new(connection, key(), &pool, tokens, meta).in_pieces(cut);
+            let send = async {
+                let mut sequence = KvSequence::new(&pool);
+                sequence.push(pool.try_reserve(pool.spec().blocks_for(tokens)).unwrap()).unwrap();
+                for (start, end) in [(0, 40), (40, 100)] {
+                    let first = sequence.sealed().len();
+                    let shared = sequence.share_layers(if end == 40 { 32 } else { end });
+                    for position in start..end {
+                        sequence.fill_token(position, position as u8 ^ 0x5a);
+                    }
+                    for layer in 0..layers - 1 {
+                        sequence.layer_written(layer);
+                        sender.push(first, if layer == 0 { &shared[..] } else { &[] });
+                    }
+                    if streams && end == tokens {
+                        let amid = 68 * token_len / layers as u64 * (layers as u64 - 1);
+                        landed(&pair.to_prefill, 32 * token_len + amid).await;
+                    }
+                    sequence.set_len(end);
+                    sequence.seal_full();
+                }
+                let handoff = extract_sequence_handoff(&mut sequence).unwrap();
+                drop(sequence);
+                sender.finish(handoff, "closing".into()).await.unwrap()
+            };
+            let receive = async {
+                let incoming = next_handoff(&mut pair.from_prefill).await;
+                let options = copying(1000, 0);
+                ingest_sequence_handoff(incoming, &pair.decode.pool, options).await.unwrap()
+            };
+            let (report, received) = tokio::join!(send, receive);
+            assert_eq!(report.ahead_len > 32 * token_len, streams, "{report:?}");
+            assert_written(received.sequence, tokens);
+            all_free(&pool).await;
+            all_free(&pair.decode.pool).await;
+        }
+    });
+}
+
 /// A second offer of the same key fails, and nothing of it gets into the first.
 #[test]
 fn an_offer_that_is_refused_touches_no_other() {
@@ -177,7 +234,7 @@ fn a_sender_streams_where_something_is_gained() {
         let computed: Vec<_> = handoff.run().blocks().cloned().collect();
         let (connection, key) = (pair.to_decode.clone(), key());
         let mut sender = HandoffSender::new(connection, key, &pool, 100, "meta".into());
-        sender = sender.in_pieces_of(16);
+        sender = sender.in_pieces(PieceCut { tokens: 16, layered_from: 32, layers: 1 });
         sender.push(0, &computed[..2]);
         // After a preemption it begins anew, with blocks of the same bytes.
         sender.push(0, &computed[..1]);

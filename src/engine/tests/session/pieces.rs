@@ -13,6 +13,8 @@ use super::world::{RECEIVER, SENDER, Way, Wire, World};
 const KEY: HandoffKey = HandoffKey { request: Uuid::from_u128(77), epoch: 1 };
 /// An odd number: it is offered while it is computed, in three pieces.
 const STREAMED: u32 = 1;
+/// It is cut by layers too.
+const LAYERED: u32 = 5;
 
 fn say(world: &mut World, side: usize, key: HandoffKey, kind: Kind, body: &impl prost::Message) {
     let frame = encode_frame(Header::control(kind, key.request, key.epoch), body).unwrap();
@@ -138,11 +140,16 @@ fn one_piece_that_fails_takes_all_of_them() {
 #[test]
 fn pieces_that_are_none_are_declined() {
     let named = body::Rts { blocks: Bytes::from_static(&[0; 12]), ..rts(11, 4) };
+    let layered =
+        |tokens, layered_from| body::Rts { piece_layers: 1, layered_from, ..rts(tokens, 4) };
     for (way, offer) in [
         (Way::Push, rts(1 << 31, 4)),
         (Way::Push, rts(4 * 1024 + 1, 4)),
         (Way::Push, rts(11, 6)),
         (Way::Push, rts(11, 1)),
+        (Way::Push, layered(11, 2)),
+        (Way::Push, layered(4 * 512 + 1, 0)),
+        (Way::Push, layered(1 << 31, u64::MAX)),
         (Way::Pull, named),
     ] {
         let mut world = World::new(way);
@@ -222,6 +229,45 @@ fn a_piece_is_free_once_it_is_sent() {
     world.finish();
     world.check_end();
     assert!(world.known[&STREAMED].committed);
+}
+
+/// Of the tokens that are cut by layers, each layer by itself; of those before, all layers at once.
+#[test]
+fn a_layer_leaves_when_it_is_written_while_others_are_not() {
+    let mut world = World::new(Way::Push);
+    (0..LAYERED).for_each(|number| {
+        world.begin(number);
+        world.finish();
+    });
+    world.begin(LAYERED);
+    world.deliver(SENDER);
+    world.settle();
+    let token = world.pools[SENDER].spec().token_bytes() as u64;
+    // A block, its first layer, two blocks, their last layer.
+    let sent = [vec![], vec![], vec![(1, 2 * token)], vec![(3, 3 * token / 2)]];
+    let last = vec![(0, 4 * token), (2, 2 * token), (4, 3 * token / 2)];
+    let mut first = None;
+    for expected in sent.into_iter().chain([last]) {
+        world.push(LAYERED);
+        world.settle();
+        let sent = world.ops[SENDER].iter().map(|(_, op, _)| match op {
+            Op::Stream { tag, payload } => (tag.0, payload.len()),
+            _ => panic!("{op:?}"),
+        });
+        let sent: Vec<_> = sent.collect();
+        if let (None, Some((tag, _))) = (first, sent.first()) {
+            first = Some(tag - 1);
+        }
+        let place = |(at, len)| (first.unwrap() + at, len);
+        assert_eq!(sent, expected.into_iter().map(place).collect::<Vec<_>>());
+        while !world.ops[SENDER].is_empty() {
+            world.complete(SENDER, 0, false);
+            world.settle();
+        }
+    }
+    world.finish();
+    world.check_end();
+    assert!(world.known[&LAYERED].committed);
 }
 
 /// The user may have failed to compute it, or be gone.

@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use blockwire::clock;
 use blockwire::pool::{
-    BlockPool, Cursor, Digest, Dtype, Extent, GatherList, KvSequence, KvSpec, PeerMemory,
-    PoolOptions, ReservedBlock, ScatterList, SealedBlock, SealedRun, TransferStats,
+    BlockPool, Cursor, Digest, Dtype, Extent, FillingBlock, GatherList, KvSequence, KvSpec,
+    PeerMemory, PoolOptions, ReservedBlock, ScatterList, SealedRun, TransferStats,
 };
 use blockwire::session::{
-    Action, DeclineCode, HandoffKey, Identity, Landed, Notice, OfferPayload, OfferStream,
+    Action, DeclineCode, HandoffKey, Identity, Landed, Notice, OfferPayload, OfferStream, PieceCut,
     PoolAccess, Session, Timing,
 };
 use blockwire::transport::{
@@ -47,6 +47,28 @@ fn pool() -> BlockPool {
     BlockPool::new(PoolOptions::new(KvSpec::uniform(4, 2, 1, 8, Dtype::F16), 12)).unwrap()
 }
 
+/// How a sequence that is still computed goes on.
+#[derive(Debug)]
+pub enum Step {
+    Block(FillingBlock),
+    /// Of all blocks, also those that come later.
+    Layer(Arc<KvSequence>, usize),
+}
+
+impl Step {
+    /// Of a sequence that is gone after the last one.
+    fn by_layers(pool: &BlockPool, blocks: Vec<ReservedBlock>, tokens: usize) -> VecDeque<Self> {
+        let mut sequence = KvSequence::new(pool);
+        sequence.push(blocks).unwrap();
+        let mut steps: VecDeque<_> =
+            sequence.share_layers(tokens).into_iter().map(Self::Block).collect();
+        let sequence = Arc::new(sequence);
+        steps.insert(1, Self::Layer(sequence.clone(), 0));
+        steps.push_back(Self::Layer(sequence, 1));
+        steps
+    }
+}
+
 /// How the payload comes to the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -64,7 +86,7 @@ pub enum Way {
 pub struct Known {
     pub offered: bool,
     /// Blocks that were computed and not pushed.
-    pub unsent: VecDeque<SealedBlock>,
+    pub unsent: VecDeque<Step>,
     /// Whether there is something to push, or the end of it to be told.
     pub streams: bool,
     pub sender_ended: u32,
@@ -150,20 +172,29 @@ impl World {
         if self.streams(number) && number % 4 == 3 { BLOCK } else { 0 }
     }
 
+    /// Every second stream is cut by layers too, behind its first tokens.
+    fn cut(number: u32) -> PieceCut {
+        let layers = u32::from(matches!(number % 8, 3 | 5));
+        PieceCut { tokens: BLOCK as u32, layered_from: BLOCK, layers }
+    }
+
     pub fn offer(&mut self, number: u32) {
         let (tokens, streams) = (self.tokens(number), self.streams(number));
         // All at once, as a scheduler does it that computes a prompt.
         let pool = self.pools[SENDER].clone();
         let Ok(mut blocks) = pool.try_reserve(tokens.div_ceil(BLOCK)) else { return };
         blocks.iter_mut().for_each(|block| block.fill(Self::pattern(number)));
-        let blocks: Vec<_> = blocks.into_iter().map(ReservedBlock::seal).collect();
         let (session, key, meta) = (&mut self.sessions[SENDER], Self::key(number), Bytes::new());
         let mut unsent = VecDeque::new();
         let offered = if streams {
-            unsent = blocks.into();
-            let stream = OfferStream { pool, tokens, piece_tokens: BLOCK as u32, meta };
+            unsent = match Self::cut(number).layers {
+                0 => blocks.into_iter().map(|block| Step::Block(block.seal().into())).collect(),
+                _ => Step::by_layers(&pool, blocks, tokens),
+            };
+            let stream = OfferStream { pool, tokens, cut: Self::cut(number), meta };
             session.offer_stream(key, stream)
         } else {
+            let blocks = blocks.into_iter().map(ReservedBlock::seal).collect();
             let run = SealedRun::new(&pool, blocks, tokens).unwrap();
             session.offer(key, OfferPayload { run, meta, closing: closing(number) })
         };
@@ -173,12 +204,18 @@ impl World {
         }
     }
 
-    /// One more block is computed. Nothing but the session holds it from here on.
+    /// One more block is computed, or one more layer. Nothing but the session holds it from here on.
     pub fn push(&mut self, number: u32) {
         let known = self.known.get_mut(&number).unwrap();
-        if let Some(block) = known.unsent.pop_front() {
-            self.sessions[SENDER].push(Self::key(number), vec![block]);
-        }
+        let new = match known.unsent.pop_front() {
+            Some(Step::Block(block)) => vec![block],
+            Some(Step::Layer(sequence, layer)) => {
+                sequence.layer_written(layer);
+                vec![]
+            }
+            None => return,
+        };
+        self.sessions[SENDER].push(Self::key(number), new);
     }
 
     /// All of it was computed, if so.

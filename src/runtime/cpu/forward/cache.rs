@@ -44,9 +44,9 @@ impl Pass<'_> {
             rotations.rotate(row, key, config.rope_interleaved);
             query.iter_mut().for_each(|x| *x *= scale);
             let (table, position) = (plan.table(row), rows[row].position);
-            // SAFETY: the plan's invariant 1: the position lies in a block that its sequence owns
-            // exclusively, and the sequence is mutably borrowed; no two rows are at one position, and
-            // nobody reads this layer's positions before all rows are written.
+            // SAFETY: the plan's invariant 1: the position lies in a block that its sequence alone writes, and
+            // the sequence is mutably borrowed; no two rows are at one position, and nobody reads this layer
+            // of the blocks before the sequence is told that all rows are written.
             unsafe {
                 keys.write(level, table, position, key);
                 values.write(level, table, position, value);

@@ -200,6 +200,7 @@ async fn chunks_can_be_sent_ahead() {
     let (mut seen, mut ahead) = (Vec::new(), Vec::new());
     let done = loop {
         match prefill.next().await.unwrap() {
+            PrefillEvent::Layers { .. } => {}
             PrefillEvent::Progress { done, total, first_block, blocks } => {
                 assert_eq!((first_block, total), (ahead.len(), 100));
                 seen.push(done);

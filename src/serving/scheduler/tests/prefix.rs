@@ -154,6 +154,7 @@ async fn a_prefill_for_a_handoff_begins_with_what_is_cached() {
     let mut told = Vec::new();
     let done = loop {
         match prefill.next().await.unwrap() {
+            PrefillEvent::Layers { .. } => {}
             PrefillEvent::Progress { first_block, blocks, .. } => {
                 assert_eq!(first_block, told.len());
                 told.extend(blocks.iter().map(|block| block.id()));

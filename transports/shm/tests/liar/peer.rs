@@ -360,8 +360,8 @@ impl Liar {
         let layout = body::PoolLayout::BlockMajor.into();
         let pool = body::PoolAccess { region_key: 0, layout, blocks: BLOCKS };
         body::Hello {
-            version_min: 2,
-            version_max: 2,
+            version_min: 3,
+            version_max: 3,
             instance: vec![7; 16].into(),
             name: "liar".into(),
             geometry: Some(body::Geometry { block_tokens: 4, layers }),
@@ -423,8 +423,7 @@ impl Liar {
         if script.rarely(6) {
             blocks.truncate(blocks.len().saturating_sub(1));
         }
-        let piece_tokens = 0;
-        let rts = body::Rts { tokens, block_tokens, meta, blocks, lease, piece_tokens };
+        let rts = body::Rts { tokens, block_tokens, meta, blocks, lease, ..body::Rts::default() };
         self.frame(Kind::Rts, key, &rts);
     }
 

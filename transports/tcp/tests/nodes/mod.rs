@@ -10,7 +10,7 @@ use blockwire::endpoint::{Connection, Endpoint, EndpointOptions, Event, Events, 
 use blockwire::handoff::{HandoffSender, extract_sequence_handoff};
 use blockwire::ingest::{IngestError, IngestOptions, ingest_sequence_handoff};
 use blockwire::pool::{Backing, BlockPool, Dtype, KvSequence, KvSpec, PoolOptions};
-use blockwire::session::{HandoffKey, Identity, OfferError, Timing};
+use blockwire::session::{HandoffKey, Identity, OfferError, PieceCut, Timing};
 use blockwire_tcp::{TcpOptions, TcpTransport};
 use bytes::Bytes;
 use uuid::Uuid;
@@ -95,7 +95,11 @@ pub(crate) async fn give(
     let key = HandoffKey { request: Uuid::new_v4(), epoch: 1 };
     let meta = Bytes::copy_from_slice(&[byte]);
     let mut sender = HandoffSender::new(connection, key, &pool, blocks * BLOCK_TOKENS, meta)
-        .in_pieces_of((blocks.div_ceil(4) * BLOCK_TOKENS) as u32);
+        .in_pieces(PieceCut {
+            tokens: (blocks.div_ceil(4) * BLOCK_TOKENS) as u32,
+            layered_from: 0,
+            layers: 1,
+        });
     if !byte.is_multiple_of(2) {
         let ahead: Vec<_> = handoff.run().blocks().take(blocks / 2).cloned().collect();
         sender.push(0, &ahead);

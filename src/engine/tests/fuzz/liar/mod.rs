@@ -19,7 +19,7 @@ use blockwire::pool::{
 };
 use blockwire::session::{
     Action, DeclineCode, HandoffKey, Identity, Manifest, Notice, OfferPayload, OfferStream,
-    PeerMessage, PoolAccess, Purpose, Session, Timing,
+    PeerMessage, PieceCut, PoolAccess, Purpose, Session, Timing,
 };
 use blockwire::transport::{
     Capabilities, CloseReason, Completion, LinkEvent, Op, OpError, OpId, OpMemory, Refused,
@@ -215,9 +215,11 @@ impl<'a> World<'a> {
 
     /// Offers a sequence of which nothing is there.
     fn offer_stream(&mut self) {
-        let (key, tokens) = (self.key(), 1 + usize::from(self.script.byte() % 12));
-        let (pool, piece_tokens) = (self.pool.clone(), BLOCK_TOKENS as u32);
-        let stream = OfferStream { pool, tokens, piece_tokens, meta: Bytes::new() };
+        let (key, shape) = (self.key(), self.script.byte());
+        let (tokens, layers) = (1 + usize::from(shape % 12), u32::from(shape / 12 % 3));
+        let cut =
+            PieceCut { tokens: BLOCK_TOKENS as u32, layered_from: BLOCK_TOKENS as usize, layers };
+        let stream = OfferStream { pool: self.pool.clone(), tokens, cut, meta: Bytes::new() };
         if self.session.offer_stream(key, stream).is_ok() {
             self.outgoing.insert(key);
         }
@@ -228,7 +230,7 @@ impl<'a> World<'a> {
         let (key, foreign) = (self.key(), self.script.rarely(16));
         let pool = if foreign { &self.shown } else { &self.pool };
         if let Ok(blocks) = pool.try_reserve(1) {
-            let blocks = blocks.into_iter().map(ReservedBlock::seal).collect();
+            let blocks = blocks.into_iter().map(|block| block.seal().into()).collect();
             self.session.push(key, blocks);
         }
     }

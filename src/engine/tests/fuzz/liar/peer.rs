@@ -60,8 +60,8 @@ impl World<'_> {
             _ => Some((Layout::BlockMajor, pool.blocks as usize)),
         };
         let hello = body::Hello {
-            version_min: 2,
-            version_max: if odd & 48 == 16 { self.script.byte().into() } else { 2 },
+            version_min: 3,
+            version_max: if odd & 48 == 16 { self.script.byte().into() } else { 3 },
             instance: Bytes::copy_from_slice(Uuid::from_u128(1).as_bytes()),
             geometry: (odd & 64 == 0).then_some(geometry),
             pool: (odd & 128 == 0).then_some(pool),
@@ -86,8 +86,8 @@ impl World<'_> {
         let slot = self.script.number(&[0, 1]) as u32;
         let lease = (!self.script.rarely(4)).then_some(body::Lease { slot, generation: 0 });
         let meta = Bytes::copy_from_slice(self.script.take(3));
-        let piece_tokens = 0;
-        self.say(Kind::Rts, &body::Rts { tokens, block_tokens, meta, blocks, lease, piece_tokens });
+        let named = body::Rts { tokens, block_tokens, meta, blocks, lease, ..body::Rts::default() };
+        self.say(Kind::Rts, &named);
     }
 
     /// Of a sequence that is still computed.
@@ -96,7 +96,10 @@ impl World<'_> {
         let block_tokens = self.script.number(&[BLOCK_TOKENS, BLOCK_TOKENS, 3]) as u32;
         let piece_tokens = self.script.number(&[4, 8, 1 << 31, 3]) as u32;
         let blocks = Bytes::from_static(if self.script.rarely(8) { &[0; 8] } else { &[] });
+        let piece_layers = self.script.number(&[0, 1, 2, u64::from(u32::MAX)]) as u32;
+        let layered_from = self.script.number(&[0, 4, 8, u64::MAX, 3]);
         let rts = body::Rts { tokens, block_tokens, piece_tokens, blocks, ..body::Rts::default() };
+        let rts = body::Rts { piece_layers, layered_from, ..rts };
         self.say(Kind::Rts, &rts);
     }
 
